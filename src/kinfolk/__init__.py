@@ -1,0 +1,1 @@
+"""Contrastive representation learning that knows its false negatives."""

@@ -1,0 +1,11 @@
+"""The errors a user can cause; the command line shows their message alone."""
+
+from __future__ import annotations
+
+
+class KinfolkError(ValueError):
+    """Something the user can mend: what was wrong, what was received, what to do."""
+
+
+class UsageError(KinfolkError):
+    """Wrong use: an unknown name, a value out of range, options that exclude each other."""

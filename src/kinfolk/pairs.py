@@ -1,0 +1,120 @@
+"""Who is compared with whom, and as what.
+
+Dimension key: A anchors, B samples of the batch (A = B·V), V views, C candidates, D embedding, P own positives per anchor,
+R rows of a block, M matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Anchors, the candidates each of them is compared with, and the anchors' own positives.
+
+    Anchors are **sample-major**: rows `b * num_views` to `(b + 1) * num_views` belong to sample `ids[b]`, so that all views of a
+    sample fall into one row block. A candidate whose id (or group, where groups are given) is the anchor's own is never its
+    negative. Own positives are handed over as vectors, so a queue, a bank or another tower serves as well as a second view.
+
+    Args:
+        anchors: (A, D), unit norm.
+        candidates: (C, D), unit norm; may be the same tensor as `anchors`.
+        positives: (A, P, D), unit norm.
+        ids: (B,) sample id of each group of `num_views` anchors.
+        candidate_ids: (C,) sample id of each candidate.
+        num_views: V.
+        groups, candidate_groups: (B,) and (C,), known positives: whatever shares a group is never a negative.
+    """
+
+    anchors: Tensor
+    candidates: Tensor
+    positives: Tensor
+    ids: Tensor
+    candidate_ids: Tensor
+    num_views: int = 1
+    groups: Tensor | None = None
+    candidate_groups: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        num_anchors, num_candidates = len(self.anchors), len(self.candidates)
+        if num_anchors != len(self.ids) * self.num_views:
+            raise ValueError(
+                f"`anchors` (={num_anchors} rows) must hold `num_views` (={self.num_views}) rows for each of `ids` (={len(self.ids)})"
+            )
+        if len(self.candidate_ids) != num_candidates:
+            raise ValueError(
+                f"`candidate_ids` (={len(self.candidate_ids)}) must be as many as `candidates` (={num_candidates} rows)"
+            )
+        if self.positives.ndim != 3 or len(self.positives) != num_anchors:
+            raise ValueError(
+                f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors, own positives, embedding) with {num_anchors} anchors"
+            )
+        if (self.groups is None) != (self.candidate_groups is None):
+            raise ValueError("`groups` and `candidate_groups` must be given together")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One row block of similarities, as a detector sees it. Read only.
+
+    `sim_RC` holds cosine similarities, −inf where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
+    """
+
+    sim_RC: Tensor
+    ids: Tensor
+    candidate_ids: Tensor
+    num_views: int
+    num_negatives_R: Tensor
+
+    @property
+    def row_ids(self) -> Tensor:
+        """(R,) sample id of each row."""
+        return self.ids.repeat_interleave(self.num_views)
+
+    def over_views(self, values_R: Tensor) -> Tensor:
+        """(b,) mean of a per-row quantity over the views of each sample."""
+        return values_R.view(-1, self.num_views).mean(1)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a detector says of one block.
+
+    Args:
+        kin_RC: True where the candidate is kin of the anchor. None: nobody is.
+        drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
+        degree_RC: kinship in [0, 1] for `reweight`; None: 1 where `kin_RC`.
+    """
+
+    kin_RC: Tensor | None = None
+    drop_RC: Tensor | None = None
+    degree_RC: Tensor | None = None
+
+
+def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every candidate that shares its key with the row: (M,), (M,), in memory linear in M.
+
+    `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks.
+    """
+    first_R = torch.searchsorted(sorted_keys_C, keys_R)
+    count_R = torch.searchsorted(sorted_keys_C, keys_R, right=True) - first_R
+    row_M = torch.repeat_interleave(torch.arange(len(keys_R), device=keys_R.device), count_R)
+    start_R = count_R.cumsum(0) - count_R
+    within_M = torch.arange(len(row_M), device=keys_R.device) - start_R[row_M]
+    return row_M, order_C[first_R[row_M] + within_M]
+
+
+def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
+    """The SimCLR pattern on unit-norm embeddings: every view is an anchor, every view is a candidate, the other view is the positive."""
+    if z1.shape != z2.shape or z1.ndim != 2:
+        raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
+    ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device)
+    if ids.shape != z1.shape[:1]:
+        raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")
+    anchors = torch.stack((z1, z2), 1).flatten(0, 1)
+    positives = torch.stack((z2, z1), 1).flatten(0, 1).unsqueeze(1)
+    return Pairs(anchors, anchors, positives, ids, ids.repeat_interleave(2), num_views=2)
