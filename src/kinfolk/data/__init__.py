@@ -1,0 +1,1 @@
+"""Images from any source, each with a stable id, decoded once."""
