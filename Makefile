@@ -1,0 +1,65 @@
+# make demo   trains, evaluates and reports on the bundled digits
+# make test   runs the tests; make check the formatter, linter and type checker
+# Every target sets up what it needs. Wants only Python 3.10 or later and make; choose an interpreter with `make PYTHON=...`.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PEERS := .venv-peers/.installed
+RUN := runs/demo
+BENCHMARKS := import_time
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: install demo test check format bench docs clean
+
+install: $(STAMP)
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python; do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv $(VENV) && exit 0; \
+	    rm -rf $(VENV); echo "$$python can't make a virtual environment; Debian and Ubuntu have it in python3-venv" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "No Python 3.10 or later found; name one with \`make PYTHON=/path/to/python3\`" >&2; exit 1
+
+# torch and the build tools come first, so that the version of each is the one in constraints.txt, in the build too.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing kinfolk into $(VENV) (a few minutes the first time)"
+	@$(PIP) torch hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/kinfolk train --recipe demo-digits --out $(RUN) --overwrite
+	@$(BIN)/kinfolk eval $(RUN) --data digits --protocol knn,linear
+	@$(BIN)/kinfolk report $(RUN)
+	@$(BIN)/python examples/demo_table.py $(RUN)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The libraries compared with live in .venv-peers; one that can't be had is named and its column left out.
+$(PEERS): benchmarks/peers.sh pyproject.toml constraints.txt | $(STAMP)
+	@PYTHON=$(BIN)/python sh benchmarks/peers.sh
+	@touch $@
+
+bench: $(PEERS)
+	@for script in $(BENCHMARKS); do echo "== $$script"; .venv-peers/bin/python benchmarks/$$script.py || exit 1; done
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) .venv-* $(RUN) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
