@@ -1,0 +1,39 @@
+"""`import kinfolk` must cost hardly more than `import torch`: checked by what it loads (benchmarks/import_time.py measures the time)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import torch
+before = set(sys.modules)
+import kinfolk
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+HEAVY = {"lightning", "faiss", "sklearn", "scipy", "plotly", "pandas", "pyarrow", "PIL", "pydantic", "rich", "typer", "yaml", "torchvision"}
+AT_MOST = 60  # modules beyond torch's own and kinfolk's; `import torch` alone loads some two thousand
+
+
+@pytest.fixture(scope="module")
+def added() -> list[str]:
+    """Every module that `import kinfolk` loads after `import torch`, in a fresh interpreter."""
+    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    return list(json.loads(result.stdout))
+
+
+def test_nothing_heavy_is_loaded(added: list[str]) -> None:
+    assert not {name.partition(".")[0] for name in added} & HEAVY
+
+
+def test_only_torch_and_the_standard_library_are_used(added: list[str]) -> None:
+    assert {name.partition(".")[0] for name in added} - {"kinfolk", "torch", "numpy"} <= sys.stdlib_module_names
+
+
+def test_few_modules_are_loaded(added: list[str]) -> None:
+    others = [name for name in added if name.partition(".")[0] != "kinfolk"]
+    assert len(others) <= AT_MOST, others

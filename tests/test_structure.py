@@ -1,0 +1,166 @@
+"""The shape of the project: which part may import which, what the files are called, and that what the documents show runs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kinfolk
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "kinfolk"
+
+# Which parts each part may import (itself and `errors` always). `detectors.base` is what a detector is; only it, never a concrete detector,
+# is known to the engine and the objectives.
+ENGINE = {"pairs", "stats", "stores", "distributed"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "distributed": set(),
+    "pairs": set(),
+    "stats": {"distributed"},
+    "stores": {"distributed"},
+    "detectors.base": {"pairs"},
+    "detectors": {"detectors.base", *ENGINE},
+    "contrast": {"detectors.base", *ENGINE},
+    "objectives": {"contrast", "detectors.base", *ENGINE},
+    "clustering": set(),
+    "data": set(),
+    "models": set(),
+    "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
+    "evaluation": {"frameworks", "data", "models", "stats", "clustering"},
+    "training": {"evaluation", "frameworks", "objectives", "detectors", "detectors.base", "data", "models", *ENGINE},
+    "report": {"training", "evaluation", "frameworks", "data", "models"},
+    "cli": {"report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
+}
+NOT_OF_THE_PACKAGE = {"reference", "examples", "benchmarks"}  # test folders that mirror something else than src/kinfolk
+
+
+def python_files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(module: str) -> str:
+    """The part a module belongs to: its first name below `kinfolk`, with `detectors.base` standing for itself."""
+    names = module.split(".")[1:]
+    return "detectors.base" if names[:2] == ["detectors", "base"] else names[0] if names else ""
+
+
+def imported(source: str, package: str) -> Iterator[str]:
+    """The kinfolk modules a file imports, wherever in it; `package` resolves relative imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "kinfolk")
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: package.count(".") + 2 - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            if module.split(".")[0] == "kinfolk":
+                yield from (f"{module}.{alias.name}" for alias in node.names) if module in ("kinfolk", "kinfolk.detectors") else (module,)
+
+
+def forbidden(source: str, module: str, package: str) -> list[str]:
+    """What the file imports and its part may not."""
+    part = part_of(module)
+    allowed = {part, "errors", ""} | MAY_IMPORT[part]
+    return [name for name in imported(source, package) if part_of(name) not in allowed]
+
+
+def module_of(path: Path) -> tuple[str, str]:
+    """The module's name and its package's."""
+    names = path.relative_to(SOURCE.parent).with_suffix("").parts
+    package = ".".join(names[:-1])
+    return (package if names[-1] == "__init__" else ".".join(names)), package
+
+
+@pytest.mark.parametrize("name", [path.relative_to(SOURCE).as_posix() for path in python_files()])
+def test_imports_point_one_way(name: str) -> None:
+    if name in ("__init__.py", "__main__.py"):
+        pytest.skip("the doors to the package see all of it")
+    module, package = module_of(SOURCE / name)
+    assert part_of(module) in MAY_IMPORT, f"{module} belongs to no part that MAY_IMPORT knows"
+    assert not forbidden((SOURCE / name).read_text(encoding="utf-8"), module, package)
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from kinfolk.objectives.ntxent import NTXent", "kinfolk.detectors.new"),
+        ("from ..objectives import NTXent", "kinfolk.detectors.new"),
+        ("def f():\n    import kinfolk.detectors.glofnd", "kinfolk.objectives.new"),
+        ("from kinfolk import detectors", "kinfolk.objectives.new"),
+        ("from kinfolk.detectors import GloFND", "kinfolk.contrast"),
+        ("from kinfolk.training import train", "kinfolk.frameworks.new"),
+        ("from kinfolk.pairs import Pairs", "kinfolk.models.new"),
+    ],
+)
+def test_a_wrong_import_is_seen(source: str, module: str) -> None:
+    assert forbidden(source, module, module.rpartition(".")[0])
+
+
+def test_right_imports_pass() -> None:
+    source = "from kinfolk.detectors.base import Found\nfrom kinfolk.errors import KinfolkError\nfrom .base import Objective\nimport torch"
+    assert not forbidden(source, "kinfolk.objectives.new", "kinfolk.objectives")
+
+
+def test_no_grab_bag() -> None:
+    assert not [path for path in python_files() if path.stem in ("utils", "util", "helpers", "misc", "common")]
+
+
+def test_tests_mirror_the_package() -> None:
+    folders = (
+        {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {"."} - NOT_OF_THE_PACKAGE
+    )
+    parts = {path.parent.relative_to(SOURCE).as_posix() for path in python_files()} - {"."}
+    assert folders <= parts
+    assert {part for part in parts if "/" not in part} <= folders
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git clone: which files are tracked is not known")
+    return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_no_path_of_one_machine() -> None:
+    pattern = re.compile(rb"(?<![\w.$~}])/(?:work|root|home|Users|opt/(?:wheels|pypi))/|[A-Z]:\\Users")
+    found = {path.relative_to(ROOT).as_posix(): match[0] for path in tracked() if (match := pattern.search(path.read_bytes()))}
+    found.pop("tests/test_structure.py", None)
+    assert not found
+
+
+def fenced(path: Path) -> str:
+    """The Python blocks of a Markdown file as one program whose line numbers are the file's."""
+    lines, inside, program = path.read_text(encoding="utf-8").splitlines(), False, []
+    for line in lines:
+        if line.startswith("```"):
+            inside = line == "```python"
+            line = ""
+        program.append(line if inside else "")
+    return "\n".join(program)
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_code_in_the_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = fenced(ROOT / name)
+    if not program.strip():
+        pytest.skip("shows no Python")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, name, "exec"), {"__name__": "__main__"})
+
+
+def modules() -> list[str]:
+    return [module.name for module in pkgutil.walk_packages(kinfolk.__path__, "kinfolk.") if not module.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples_run(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
