@@ -58,7 +58,7 @@ bench: $(PEERS)
 	@for script in $(BENCHMARKS); do echo "== $$script"; .venv-peers/bin/python benchmarks/$$script.py || exit 1; done
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) .venv-* $(RUN) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs
