@@ -1,0 +1,161 @@
+"""Encoders by name, and any module as an encoder.
+
+An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.models.resnet import ResNet, Stem, resnet10, resnet18, resnet34, resnet50
+
+ENCODERS: dict[str, Callable[..., ResNet]] = {"resnet10": resnet10, "resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50}
+
+
+class Adapted(nn.Module):
+    """Gives any module an `output_size`, and averages a feature map (B, F, H, W) over its places. Weights are saved without this wrapper.
+
+    Args:
+        module: anything that maps (B, 3, H, W) to (B, F) or (B, F, H, W).
+        output_size: F.
+    """
+
+    def __init__(self, module: nn.Module, output_size: int) -> None:
+        super().__init__()
+        if output_size < 1:
+            raise ValueError(f"`output_size` (={output_size}) must be at least 1")
+        self.config: dict[str, Any] | None = None
+        self.module = module
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = _as_vectors(self.module(x), self.module)
+        if features.shape[1] != self.output_size:
+            raise KinfolkError(
+                f"`output_size` (={self.output_size}) must be what {type(self.module).__name__} gives, which is {features.shape[1]}"
+            )
+        return features
+
+
+def build_encoder(
+    name: str, *, stem: Stem = "cifar", width: int | None = None, zero_init_residual: bool = False, pretrained: bool = False
+) -> ResNet | Adapted:
+    """Builds the encoder called `name`; its `output_size` is the length of its vectors.
+
+    Args:
+        name: resnet10, resnet18, resnet34, resnet50; torchvision/NAME or timm/NAME where these packages are installed.
+        stem: "cifar" for small pictures, "imagenet" as torchvision; for the ResNets of this library only.
+        width: channels of the first stage; None: 16 for resnet10, 64 for the others. For the ResNets of this library only.
+        zero_init_residual: start every residual block as the identity. For the ResNets of this library only.
+        pretrained: take the package's published weights (these it downloads); for torchvision/NAME and timm/NAME only.
+
+    Example:
+        >>> build_encoder("resnet10").output_size
+        128
+    """
+    package, slash, model = name.partition("/")
+    encoder: ResNet | Adapted
+    if slash and package in ("torchvision", "timm"):
+        if width is not None or zero_init_residual:
+            raise UsageError(f"`width` and `zero_init_residual` are options of this library's ResNets, not of {name!r}.")
+        encoder = (_torchvision if package == "torchvision" else _timm)(model, pretrained)
+    else:
+        if name not in ENCODERS:
+            raise UsageError(f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME and timm/NAME are known too.")
+        if pretrained:
+            raise UsageError(f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take 'torchvision/{name}'.")
+        chosen = {} if width is None else {"width": width}
+        encoder = ENCODERS[name](stem=stem, zero_init_residual=zero_init_residual, **chosen)
+        width = encoder.bn1.num_features
+    encoder.config = {"name": name}
+    if isinstance(encoder, ResNet):
+        encoder.config |= {"stem": stem, "width": width, "zero_init_residual": zero_init_residual}
+    return encoder
+
+
+def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
+    """Makes an encoder of any module that maps pictures to (B, F) or (B, F, H, W).
+
+    A module that has the right `output_size` already is returned as it is. Without `output_size` it is measured on one black picture of
+    `input_size`, in evaluation mode.
+    """
+    own = getattr(module, "output_size", None)
+    if isinstance(own, int) and output_size in (None, own):
+        return module
+    return Adapted(module, _measure(module, input_size) if output_size is None else output_size)
+
+
+def _torchvision(model: str, pretrained: bool) -> Adapted:
+    models = _installed("torchvision", "torchvision.models")
+    names = models.list_models(module=models)
+    if model not in names:
+        raise UsageError(f"torchvision has no model {model!r}{_nearest(model, names)}.")
+    module: nn.Module = models.get_model(model, weights="DEFAULT" if pretrained else None)
+    linear = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
+    if not linear or model in ("googlenet", "inception_v3"):
+        raise UsageError(f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier that could be taken off.")
+    parent, _, last = linear[-1].rpartition(".")
+    size = module.get_submodule(linear[-1]).in_features
+    setattr(module.get_submodule(parent), last, nn.Identity())
+    assert isinstance(size, int)
+    return Adapted(module, size)
+
+
+def _timm(model: str, pretrained: bool) -> Adapted:
+    timm = _installed("timm", "timm")
+    if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
+        raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
+    module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
+    # Some networks have a layer between the pooled features and the classifier, which stays when the classifier goes.
+    size = getattr(module, "head_hidden_size", None) or module.num_features
+    assert isinstance(size, int)
+    return Adapted(module, size)
+
+
+def _installed(package: str, module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        if getattr(error, "name", None) != package:  # it is there, and broken
+            raise KinfolkError(f"{package} is installed but can't be imported: {error}") from error
+        raise UsageError(
+            f"'{package}/…' needs the package {package}; install it with `pip install {package}` or `pip install 'kinfolk[vision]'`."
+        ) from None
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else f" (there are {', '.join(list(names)[:8])})"
+
+
+def _measure(module: nn.Module, input_size: int) -> int:
+    modes = {part: part.training for part in module.modules()}
+    first = next(module.parameters(), torch.empty(0))
+    try:
+        with torch.no_grad():
+            features = module.eval()(torch.zeros(1, 3, input_size, input_size, device=first.device, dtype=first.dtype))
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise KinfolkError(
+            f"{type(module).__name__} takes no pictures of `input_size` (={input_size}); give that or `output_size`: {error}"
+        ) from error
+    finally:
+        for part, training in modes.items():
+            part.training = training
+    return _as_vectors(features, module).shape[1]
+
+
+def _as_vectors(features: object, module: nn.Module) -> Tensor:
+    if isinstance(features, Tensor) and features.ndim == 4:
+        return features.mean((2, 3))
+    if isinstance(features, Tensor) and features.ndim == 2:
+        return features
+    got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    raise KinfolkError(f"{type(module).__name__} gives {got}; an encoder must give a tensor (B, F) or (B, F, H, W).")

@@ -1,0 +1,59 @@
+"""Projection and prediction heads: small perceptrons on top of the encoder, thrown away after training.
+
+| paper | call |
+|---|---|
+| SimCLR | `projection_head(f, f, 128)`, v2 `layers=3` |
+| MoCo v2 | `projection_head(f, f, 128, norm=False)` |
+| MoCo v1, instance discrimination | `projection_head(f, f, 128, layers=1)` |
+| BYOL | `projection_head(f, 4096, 256)` and `prediction_head(256, 4096)` |
+| SimSiam | `projection_head(f, 2048, 2048, layers=3, last_norm=True, last_affine=False)` and `prediction_head(2048, 512)` |
+| NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)` and `prediction_head(256, 4096)` |
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def projection_head(
+    in_size: int,
+    hidden_size: int,
+    out_size: int,
+    *,
+    layers: int = 2,
+    norm: bool = True,
+    last_norm: bool = False,
+    last_affine: bool = True,
+    bias: bool | None = None,
+) -> nn.Sequential:
+    """Linear, norm, ReLU, …, linear: (B, in_size) → (B, out_size), not normalised to unit length.
+
+    Args:
+        in_size, hidden_size, out_size: widths.
+        layers: number of linear layers; 1 is a linear map.
+        norm: BatchNorm after each hidden layer.
+        last_norm: BatchNorm after the last layer too.
+        last_affine: whether that last BatchNorm has weight and bias.
+        bias: of all linear layers. None: only where no BatchNorm with a bias of its own follows.
+    """
+    for name, value in (("in_size", in_size), ("hidden_size", hidden_size), ("out_size", out_size), ("layers", layers)):
+        if value < 1:
+            raise ValueError(f"`{name}` (={value}) must be at least 1")
+    sizes = [in_size, *[hidden_size] * (layers - 1), out_size]
+    modules: list[nn.Module] = []
+    for layer in range(layers):
+        last = layer == layers - 1
+        has_norm = last_norm if last else norm
+        modules.append(nn.Linear(sizes[layer], sizes[layer + 1], bias=not has_norm if bias is None else bias))
+        if has_norm:
+            modules.append(nn.BatchNorm1d(sizes[layer + 1], affine=last_affine or not last))
+        if not last:
+            modules.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*modules)
+
+
+def prediction_head(
+    size: int, hidden_size: int, out_size: int | None = None, *, layers: int = 2, norm: bool = True, bias: bool | None = None
+) -> nn.Sequential:
+    """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the same size."""
+    return projection_head(size, hidden_size, size if out_size is None else out_size, layers=layers, norm=norm, bias=bias)

@@ -1,0 +1,160 @@
+"""ResNet with torchvision's parameter names and without its classifier.
+
+He et al., Deep Residual Learning for Image Recognition, 2015; the stride of a bottleneck stands in its 3×3 convolution, as in torchvision.
+With `stem="imagenet"` and `width=64` the encoder is torchvision's network without `fc`: a state dict goes both ways.
+
+    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())       # fc.* is dropped, all else must fit
+    torchvision_model.fc = nn.Identity(); torchvision_model.load_state_dict(encoder.state_dict())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+Stem = Literal["cifar", "imagenet"]
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and the way around them."""
+
+    expansion = 1
+
+    def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_size, size, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(size)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(size, size, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(size)
+        self.downsample = downsample
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn2
+
+    def forward(self, x: Tensor) -> Tensor:
+        around = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        out: Tensor = self.relu(self.bn2(self.conv2(x)) + around)
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1 convolutions and the way around them."""
+
+    expansion = 4
+
+    def __init__(self, in_size: int, size: int, stride: int, downsample: nn.Module | None) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_size, size, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(size)
+        self.conv2 = nn.Conv2d(size, size, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(size)
+        self.conv3 = nn.Conv2d(size, size * self.expansion, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(size * self.expansion)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn3
+
+    def forward(self, x: Tensor) -> Tensor:
+        around = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        out: Tensor = self.relu(self.bn3(self.conv3(x)) + around)
+        return out
+
+
+class ResNet(nn.Module):
+    """Residual network, (B, 3, H, W) → (B, output_size): the globally averaged last stage.
+
+    Args:
+        block: `BasicBlock` or `Bottleneck`.
+        depths: number of blocks in each of the four stages.
+        stem: "imagenet": 7×7 convolution with stride 2 and max pooling, as torchvision; "cifar": 3×3 convolution with stride 1, no
+            pooling, for pictures of about 32×32 (SimCLR, appendix B.9).
+        width: channels of the first stage; each further stage doubles them.
+        zero_init_residual: start every block as the identity, by a zero in its last norm.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        *,
+        stem: Stem = "cifar",
+        width: int = 64,
+        zero_init_residual: bool = False,
+    ) -> None:
+        super().__init__()
+        if stem not in get_args(Stem):
+            raise ValueError(f"`stem` (={stem!r}) must be one of {', '.join(get_args(Stem))}")
+        if width < 1:
+            raise ValueError(f"`width` (={width}) must be at least 1")
+        self.config: dict[str, Any] | None = None
+        """Set by `build_encoder`: its arguments, so that `load_encoder` can build the same again."""
+        self.output_size = width * 8 * block.expansion
+        if stem == "imagenet":
+            self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        else:
+            self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
+        in_size = width
+        stages = []
+        for stage, depth in enumerate(depths):
+            size = width * 2**stage
+            stages.append(_stage(block, in_size, size, depth, stride=1 if stage == 0 else 2))
+            in_size = size * block.expansion
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self._initialise(zero_init_residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        out: Tensor = self.avgpool(x).flatten(1)
+        return out
+
+    def _initialise(self, zero_init_residual: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock | Bottleneck) and zero_init_residual:
+                nn.init.zeros_(module.last_norm.weight)
+
+
+def resnet10(*, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False) -> ResNet:
+    """One basic block a stage; with the default width 0.3 million parameters, made for training on a processor."""
+    return ResNet(BasicBlock, (1, 1, 1, 1), stem=stem, width=width, zero_init_residual=zero_init_residual)
+
+
+def resnet18(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False) -> ResNet:
+    """ResNet-18, 11 million parameters."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), stem=stem, width=width, zero_init_residual=zero_init_residual)
+
+
+def resnet34(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False) -> ResNet:
+    """ResNet-34, 21 million parameters."""
+    return ResNet(BasicBlock, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual)
+
+
+def resnet50(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False) -> ResNet:
+    """ResNet-50, 24 million parameters."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual)
+
+
+def _stage(block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:
+    out_size = size * block.expansion
+    downsample = None
+    if stride != 1 or in_size != out_size:
+        downsample = nn.Sequential(nn.Conv2d(in_size, out_size, 1, stride, bias=False), nn.BatchNorm2d(out_size))
+    blocks = [block(in_size, size, stride, downsample)]
+    blocks += [block(out_size, size, 1, None) for _ in range(depth - 1)]
+    return nn.Sequential(*blocks)

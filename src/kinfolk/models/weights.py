@@ -1,0 +1,157 @@
+"""Encoders on disk: `model.safetensors` with the weights under the encoder's own names, `model.json` with how to build it.
+
+Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. What `model.json` says is also in the
+header of `model.safetensors`, so the two can't disagree after a crash and the one file is enough elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import KinfolkError
+from kinfolk.models.build import Adapted, build_encoder
+
+WEIGHTS = "model.safetensors"
+DESCRIPTION = "model.json"
+
+
+def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
+    """Writes `model.safetensors` and `model.json` into `directory`, each whole or not at all; returns the path of the weights.
+
+    `meta` is anything JSON can hold (method, picture size, normalisation, …); `load_encoder` gives it back.
+    """
+    from safetensors.torch import save_file
+
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    inner = _inner(encoder)
+    # Contiguous copies: safetensors refuses channels-last strides and shared storage.
+    state = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in inner.state_dict().items()}
+    description = {
+        "format": 1,
+        "encoder": getattr(encoder, "config", None),
+        "output_size": getattr(encoder, "output_size", None),
+        "parameters": sum(parameter.numel() for parameter in inner.parameters()),
+        "meta": dict(meta or {}),
+    }
+    text = json.dumps(description, indent=2)
+    path, partial = directory / WEIGHTS, directory / (WEIGHTS + ".partial")
+    save_file(state, partial, metadata={"kinfolk": text})
+    _put(partial, path)
+    partial = directory / (DESCRIPTION + ".partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    _put(partial, directory / DESCRIPTION)
+    return path
+
+
+def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in evaluation mode, with its `meta`.
+
+    `encoder` is the module to fill; it is needed only where the saved one was not made by `build_encoder`.
+    """
+    path = Path(path)
+    file = path / WEIGHTS if path.is_dir() else path
+    if not file.is_file():
+        raise KinfolkError(f"There is no {WEIGHTS} at {path}; give a finished run's folder or the file itself.")
+    description = _describe(file)
+    config = description.get("encoder")
+    if encoder is None:
+        if not isinstance(config, dict):
+            raise KinfolkError(f"{file} does not say how its encoder is built; pass the module as `load_encoder(path, encoder=module)`.")
+        try:
+            encoder = build_encoder(**config)
+        except TypeError as error:
+            raise KinfolkError(f"{file} describes an encoder this version can't build: {error}.") from error
+    load_state(encoder, read_state(file), source=str(file))
+    meta = description.get("meta")
+    return encoder.eval(), meta if isinstance(meta, dict) else {}
+
+
+def load_weights(encoder: nn.Module, path: Path | str) -> None:
+    """Fills `encoder` from a `.safetensors` file or one of `torch.save`, e.g. of torchvision: `fc.*` is dropped, all else must fit."""
+    load_state(encoder, read_state(path), source=str(path))
+
+
+def read_state(path: Path | str) -> dict[str, Tensor]:
+    """Reads the tensors of a `.safetensors` file, or of a state dict that `torch.save` wrote, onto the CPU; runs no code of the file."""
+    path = Path(path)
+    if not path.is_file():
+        raise KinfolkError(f"There is no file of weights at {path}.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each reader has its own errors, and pickle any
+        raise KinfolkError(f"{path} can't be read as weights ({str(error).splitlines()[0]}); it is damaged or not a state dict.") from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise KinfolkError(f"{path} holds no state dict; a mapping from names to tensors is needed.")
+    return dict(state)
+
+
+def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict") -> None:
+    """Fills `encoder` from `state`, strictly: every tensor must be there, be used and have the right shape.
+
+    Two exceptions, so that torchvision's files load: the classifier (`fc.*`) is dropped where the encoder has none, and BatchNorm's
+    counter `num_batches_tracked`, which old files lack, stays as it is.
+    """
+    inner = _inner(encoder)
+    own = inner.state_dict()
+    given = {name: value for name, value in state.items() if name in own or not name.startswith("fc.")}
+    given |= {name: value for name, value in own.items() if name not in given and name.endswith("num_batches_tracked")}
+    missing = [name for name in own if name not in given]
+    foreign = [name for name in given if name not in own]
+    unlike = [name for name in own if name in given and own[name].shape != given[name].shape]
+    if missing or foreign or unlike:
+        shapes = [f"{name} is {tuple(given[name].shape)} and must be {tuple(own[name].shape)}" for name in unlike]
+        faults = [_count("missing", missing), _count("not of this network", foreign), _count("of another shape", shapes)]
+        hint = "; the files' stems differ, try the other `stem`" if "conv1.weight" in unlike else ""
+        config = getattr(encoder, "config", None) or type(inner).__name__
+        raise KinfolkError(f"The weights of {source} don't fit {config}: {'; '.join(filter(None, faults))}{hint}.")
+    inner.load_state_dict(given)
+
+
+def _inner(encoder: nn.Module) -> nn.Module:
+    return encoder.module if isinstance(encoder, Adapted) else encoder
+
+
+def _count(what: str, names: Iterable[str]) -> str:
+    names = list(names)
+    return f"{len(names)} {what} ({', '.join(names[:2])}{', …' if len(names) > 2 else ''})" if names else ""
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    """What the header of `file` says, or else the `.json` beside it, or else nothing."""
+    text = ""
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file, "pt") as opened:
+                text = (opened.metadata() or {}).get("kinfolk", "")
+        except SafetensorError as error:
+            raise KinfolkError(f"{file} can't be read as weights ({error}); it is damaged or not a safetensors file.") from error
+    beside = file.with_suffix(".json")
+    if not text and beside.is_file():
+        text = beside.read_text(encoding="utf-8")
+    try:
+        description = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise KinfolkError(f"{beside} is not valid JSON: {error}.") from error
+    return description if isinstance(description, dict) else {}
+
+
+def _put(partial: Path, path: Path) -> None:
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
