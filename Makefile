@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/kinfolk train --recipe demo-digits --out $(RUN) --overwrite
+	@$(BIN)/kinfolk train --recipe demo-digits --out $(RUN) --overwrite --no-report
 	@$(BIN)/kinfolk eval $(RUN) --data digits --protocol knn,linear
 	@$(BIN)/kinfolk report $(RUN)
 	@$(BIN)/python examples/demo_table.py $(RUN)

@@ -147,7 +147,7 @@ def fenced(path: Path) -> str:
     return "\n".join(program)
 
 
-@pytest.mark.parametrize("name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("name", ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))])
 def test_code_in_the_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = fenced(ROOT / name)
     if not program.strip():

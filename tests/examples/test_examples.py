@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -56,3 +57,15 @@ def test_every_example_is_tested() -> None:
 def test_examples_are_short() -> None:
     too_long = [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text(encoding="utf-8").splitlines()) >= 60]
     assert not too_long
+
+
+def test_the_demo_ends_with_a_table(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    for protocol, accuracy in (("knn", 0.9), ("linear", 0.85)):
+        (tmp_path / "eval" / f"{protocol}.json").write_text(json.dumps({"protocol": protocol, "accuracy": accuracy}))
+    lines = [{"epoch": epoch, "precision": precision, "recall": 0.5, "f1": 0.55} for epoch, precision in enumerate((0.1, 0.625))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run("demo_table", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert re.findall(r"\S+%", result.stdout) == ["90.0%", "85.0%", "62.5%", "50.0%", "55.0%"]
+    assert str(tmp_path / "report.html") in result.stdout
