@@ -1,0 +1,135 @@
+"""The method grammar, `framework[+detector[:action]]`, and how a name becomes a framework in training."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from kinfolk.contrast import ACTIONS, Action
+from kinfolk.detectors import DETECTORS, StartAt
+from kinfolk.detectors.base import Detector
+from kinfolk.errors import UsageError
+from kinfolk.frameworks import FRAMEWORKS, Framework
+
+_GIVEN = {"self", "encoder", "head", "num_samples", "labels", "detector", "action"}
+"""What the training hands over; everything else in a signature is the user's to set."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A parsed method name.
+
+    Example:
+        >>> parse("sogclr+glofnd")
+        Method(framework='sogclr', detector='glofnd', action='eliminate')
+        >>> str(parse("simclr+oracle:attract"))
+        'simclr+oracle:attract'
+    """
+
+    framework: str
+    detector: str | None = None
+    action: Action = "eliminate"
+
+    def __str__(self) -> str:
+        if self.detector is None:
+            return self.framework
+        return f"{self.framework}+{self.detector}" + ("" if self.action == "eliminate" else f":{self.action}")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method is told of the data: the number of training samples and, where there are any, their (N,) labels."""
+
+    num_samples: int
+    labels: Tensor | None = None
+
+
+def parse(name: str) -> Method:
+    """Reads `framework[+detector[:action]]`; an unknown part is refused with the nearest matches."""
+    framework, plus, rest = name.strip().lower().partition("+")
+    detector, colon, action = rest.partition(":")
+    framework = _known(framework, FRAMEWORKS, "framework", name)
+    if not plus:
+        return Method(framework)
+    detector = _known(detector, DETECTORS, "detector", name)
+    if not colon:
+        return Method(framework, detector)
+    return Method(framework, detector, cast(Action, _known(action, ACTIONS, "action", name)))
+
+
+def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
+    """What a user may set of the method's framework, read off its signature."""
+    return _settable(FRAMEWORKS[method.framework])
+
+
+def detector_arguments(method: Method) -> dict[str, inspect.Parameter]:
+    """What a user may set of the method's detector: its signature, and when it starts."""
+    if method.detector is None:
+        return {}
+    start = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
+        for name in ("start_epoch", "update_from")
+    }
+    return {**_settable(DETECTORS[method.detector]), **start}
+
+
+def build(
+    method: Method,
+    encoder: nn.Module,
+    head: nn.Module,
+    context: Context,
+    framework_args: Mapping[str, Any] | None = None,
+    detector_args: Mapping[str, Any] | None = None,
+) -> Framework:
+    """The framework with its objective and detector, ready to train."""
+    kind = FRAMEWORKS[method.framework]
+    return kind(
+        encoder,
+        head,
+        **_from_context(kind, context, method),
+        **dict(framework_args or {}),
+        **{"detector": build_detector(method, context, detector_args or {}), "action": method.action},
+    )
+
+
+def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
+    """The method's detector, wrapped in `StartAt` where `start_epoch` is given."""
+    if method.detector is None:
+        return None
+    kind = DETECTORS[method.detector]
+    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
+    detector = kind(**_from_context(kind, context, method), **own)
+    start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
+    if start is None:
+        if update_from is not None:
+            raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`: the epoch from which masks apply")
+        return detector
+    return StartAt(detector, epoch=start, update_from=update_from)
+
+
+def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    return {name: p for name, p in inspect.signature(kind.__init__).parameters.items() if name not in _GIVEN}
+
+
+def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:
+    wanted = inspect.signature(kind.__init__).parameters
+    given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
+    if "labels" in wanted:
+        if context.labels is None:
+            raise UsageError(f"{method} needs labels and the data has none; use labelled data, or --labels-from-folders for a folder")
+        given["labels"] = context.labels
+    return given
+
+
+def _known(name: str, names: Iterable[str], kind: str, whole: str) -> str:
+    names = list(names)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, 2, 0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UsageError(f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})")

@@ -1,0 +1,7 @@
+"""What the loss is, given similarities and roles."""
+
+from kinfolk.objectives.base import Objective
+from kinfolk.objectives.ntxent import NTXent
+from kinfolk.objectives.sogclr import SogCLR
+
+__all__ = ["NTXent", "Objective", "SogCLR"]

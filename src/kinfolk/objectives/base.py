@@ -1,0 +1,142 @@
+"""What an objective is: similarities and roles in, one loss out; and the door through which users call it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk import distributed
+from kinfolk.contrast import ACTIONS, Action, Contrast, Policy, Rows, Terms
+from kinfolk.detectors.base import Detector
+from kinfolk.pairs import Pairs, two_views
+from kinfolk.stats import Stats
+
+
+class Objective(nn.Module, ABC):
+    """Abstract. A contrastive loss over two views, or over any `Pairs`, with a detector and an action.
+
+    Args:
+        temperature: t > 0.
+        detector: says who is kin; None: nobody.
+        action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a positive), "reweight" (a factor in the denominator).
+        min_negatives: that many negatives of each anchor, the least similar, are kept whatever the detector says.
+        kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
+        block_rows: rows of similarities held at a time; None: by the size of the cache.
+        gather: candidates from all ranks; None: where a process group is initialised.
+    """
+
+    attracted_stay: ClassVar[bool]
+
+    def __init__(
+        self,
+        temperature: float,
+        detector: Detector | None,
+        action: Action,
+        min_negatives: int,
+        kin_weight: float,
+        block_rows: int | None,
+        gather: bool | None,
+    ) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"`temperature` (={temperature}) must be above 0")
+        if action not in ACTIONS:
+            raise ValueError(f"`action` (={action!r}) must be one of {', '.join(ACTIONS)}")
+        if min_negatives < 1:
+            raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
+        if not 0 <= kin_weight <= 1:
+            raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
+        if block_rows is not None and block_rows < 1:
+            raise ValueError(f"`block_rows` (={block_rows}) must be at least 1")
+        self.temperature, self.detector, self.action = temperature, detector, action
+        self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
+        self.stats = Stats.empty()
+        self.labels: Tensor | None
+        self.register_buffer("labels", None, persistent=False)
+
+    @abstractmethod
+    def terms(self, rows: Rows) -> Terms:
+        """The loss of each row and its derivatives; reads state, writes none."""
+
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+        """Writes what the `terms` of this step proposed. Default: no state."""
+
+    def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
+        ids = self._numbered(z1) if ids is None else ids
+        return self.on(two_views(z1, z2, ids))
+
+    def on(self, pairs: Pairs) -> Tensor:
+        """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
+        anchors themselves (one tensor) are gathered from all ranks, others are taken as they are."""
+        pairs, sizes = self._joined(_normalised(pairs))
+        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay)
+        work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, self.labels, self.block_rows, sizes)
+        with torch.autocast(pairs.anchors.device.type, enabled=False):
+            loss = work.loss()
+        self.stats = work.stats
+        if self.training:
+            with torch.no_grad():
+                self._write(pairs.ids, work, sizes)
+        return loss
+
+    def watch(self, labels: Tensor | None) -> None:
+        """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
+        self.labels = None if labels is None else labels.to(torch.int64)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
+        if self.detector is not None:
+            self.detector.set_progress(epoch, num_epochs)
+
+    def _numbered(self, z1: Tensor) -> Tensor:
+        """Ids for a call without any: positions in the joined batch."""
+        start = sum(distributed.batch_sizes(len(z1), z1.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
+        return torch.arange(start, start + len(z1), device=z1.device)
+
+    def _gathers(self) -> bool:
+        return distributed.world_size() > 1 if self.gather is None else self.gather and distributed.world_size() > 1
+
+    def _joined(self, pairs: Pairs) -> tuple[Pairs, list[int] | None]:
+        if not self._gathers():
+            return pairs, None
+        sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
+        if pairs.candidates is not pairs.anchors:
+            return pairs, sizes
+        rows = [size * pairs.num_views for size in sizes]
+        candidates = distributed.gather_with_gradient(pairs.anchors, rows)
+        return replace(pairs, candidates=candidates, candidate_ids=distributed.gather_rows(pairs.candidate_ids, rows)), sizes
+
+    def _write(self, ids: Tensor, work: Contrast, sizes: list[int] | None) -> None:
+        for part, updates in ((self.detector, work.found), (self, work.updates)):
+            if part is None or not updates or not updates[0]:
+                continue
+            update = {name: torch.cat([each[name] for each in updates]) for name in updates[0]}
+            if sizes is None:
+                part.observe(ids, update)
+            else:
+                part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes))
+
+    def _call(self, **more: Any) -> str:
+        """The call that makes this objective, for `__repr__`."""
+        shown: dict[str, Any] = {**more, "temperature": self.temperature}
+        if self.detector is not None:
+            shown |= {"detector": self.detector, "action": self.action}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def _normalised(pairs: Pairs) -> Pairs:
+    """Unit norm, in float32 at least."""
+    anchors = _unit(pairs.anchors)
+    candidates = anchors if pairs.candidates is pairs.anchors else _unit(pairs.candidates)
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=_unit(pairs.positives))
+
+
+def _unit(z: Tensor) -> Tensor:
+    return F.normalize(z if z.dtype == torch.float64 else z.float(), dim=-1)

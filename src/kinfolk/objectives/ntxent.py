@@ -1,0 +1,74 @@
+"""NT-Xent / InfoNCE: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020, equation 1.
+
+With attraction it is SupCon: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, equation 2 (mean over positives outside the log).
+
+Dimension key: R rows of a block, P own positives.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from kinfolk.contrast import Action, Rows, Terms
+from kinfolk.detectors.base import Detector
+from kinfolk.objectives.base import Objective
+
+
+class NTXent(Objective):
+    """The loss of SimCLR, with false negatives eliminated, attracted or reweighted.
+
+        loss_i = −(1/|P_i|) Σ_{p ∈ P_i} s_ip / t + log( Σ_{own p} exp(s_ip / t) + Σ_j w_ij exp(s_ij / t) )
+
+    P_i: the anchor's own positives, with `attract` also its kin. w_ij over the negatives: 1; for kin 0 with `eliminate`, 1 with `attract`,
+    a factor in [0, 1] with `reweight`. No state. Without detector it is plain NT-Xent; with `Oracle` and `attract` it is SupCon.
+
+    Args:
+        temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
+        positive_in_denominator: False leaves the own positives out of the sum (the decoupled form).
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> z1, z2 = torch.eye(4), torch.eye(4)
+        >>> round(kf.NTXent(temperature=0.5)(z1, z2).item(), 4)
+        0.5967
+    """
+
+    attracted_stay: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        temperature: float,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        block_rows: int | None = None,
+        kin_weight: float = 0.5,
+        gather: bool | None = None,
+        positive_in_denominator: bool = True,
+    ) -> None:
+        super().__init__(temperature, detector, action, min_negatives, kin_weight, block_rows, gather)
+        self.positive_in_denominator = positive_in_denominator
+
+    def terms(self, rows: Rows) -> Terms:
+        t = self.temperature
+        logit_RP = rows.own_RP / t
+        attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
+        num_positives_R = (logit_RP.shape[1] + attracted_R).to(logit_RP.dtype)
+        mean_R = (logit_RP.sum(1) + rows.kin_sum_R / t) / num_positives_R
+        log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
+        log_all_R = torch.logaddexp(log_own_R, rows.lse_R)
+        pull_R = -1 / (t * num_positives_R)
+        push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
+        if not self.positive_in_denominator:  # a row without negatives has only its positives left
+            log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)
+        return Terms(
+            loss_R=log_all_R - mean_R,
+            d_lse_R=torch.exp(rows.lse_R - log_all_R),
+            d_own_RP=push_RP + pull_R.unsqueeze(1),
+            d_kin_R=pull_R,
+        )
+
+    def __repr__(self) -> str:
+        return self._call()

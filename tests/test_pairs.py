@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinfolk.pairs import Pairs, own_matches, two_views
+
+
+@given(rows=st.lists(st.integers(0, 5), max_size=12), candidates=st.lists(st.integers(0, 5), max_size=12))
+def test_own_matches_are_all_equal_keys(rows: list[int], candidates: list[int]) -> None:
+    found = own_matches(torch.tensor(rows, dtype=torch.int64), *torch.tensor(candidates, dtype=torch.int64).sort())
+    slow = {(i, j) for i, a in enumerate(rows) for j, b in enumerate(candidates) if a == b}
+    assert set(zip(*(x.tolist() for x in found), strict=True)) == slow
+    assert len(found[0]) == len(slow)
+
+
+def test_two_views_are_sample_major() -> None:
+    z1, z2 = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
+    pairs = two_views(z1, z2, torch.tensor([7, 9]))
+    assert pairs.anchors.flatten().tolist() == [1, 3, 2, 4]
+    assert pairs.positives.flatten().tolist() == [3, 1, 4, 2]
+    assert pairs.candidate_ids.tolist() == [7, 7, 9, 9]
+    assert pairs.anchors is pairs.candidates
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ids": torch.arange(3)}, "`anchors`"),
+        ({"candidate_ids": torch.arange(3)}, "`candidate_ids`"),
+        ({"positives": torch.ones(4, 2)}, "`positives`"),
+        ({"groups": torch.arange(2)}, "together"),
+    ],
+)
+def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> None:
+    right = {
+        "anchors": torch.ones(4, 2),
+        "candidates": torch.ones(5, 2),
+        "positives": torch.ones(4, 1, 2),
+        "ids": torch.arange(2),
+        "candidate_ids": torch.arange(5),
+    }
+    with pytest.raises(ValueError, match=words):
+        Pairs(**{**right, **change}, num_views=2)  # type: ignore[arg-type]
