@@ -1,0 +1,151 @@
+"""The official CIFAR-10 and CIFAR-100 archives (python version), read without running anything in them.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. The archives hold pickles. A pickle is a program; here it may
+only call the stand-ins below, which record the bytes of an array.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfolk.data.arrays import ArraySource, array_source
+from kinfolk.data.sources import Pixels
+from kinfolk.errors import KinfolkError
+
+_MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of an archive are."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    meta: str
+    labels: bytes
+    classes: bytes
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.train, *self.test, self.meta)
+
+
+CIFAR10 = Layout(
+    "cifar-10-batches-py", tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",), "batches.meta", b"labels", b"label_names"
+)
+CIFAR100 = Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names")
+
+
+def find_cifar(path: Path) -> tuple[Path, Layout] | None:
+    """The archive, the extracted folder or the folder above it; None if `path` is none of these."""
+    if path.is_dir():
+        for layout in (CIFAR10, CIFAR100):
+            for folder in (path, path / layout.folder):
+                if all((folder / name).is_file() for name in layout.files):
+                    return folder, layout
+        return None
+    try:
+        with tarfile.open(path) as archive:
+            names = set(archive.getnames())
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise KinfolkError(f"`{path}` is not a readable archive: {error}; download it again") from error
+    return next(((path, layout) for layout in (CIFAR10, CIFAR100) if names >= {f"{layout.folder}/{name}" for name in layout.files}), None)
+
+
+def open_cifar(path: Path, layout: Layout) -> ArraySource:
+    """The source for what `find_cifar` found; labels are the fine ones of CIFAR-100."""
+    if path.is_dir():
+        contents = {name: (path / name).read_bytes() for name in layout.files}
+    else:
+        with tarfile.open(path) as archive:
+            contents = {name: _member(archive, f"{layout.folder}/{name}") for name in layout.files}
+    loaded = {name: safe_load(data, f"`{name}` of `{path}`") for name, data in contents.items()}
+    try:
+        classes = [bytes(name).decode() for name in loaded[layout.meta][layout.classes]]
+        splits: dict[str, tuple[Pixels, Any]] = {}
+        for split, parts in (("train", layout.train), ("test", layout.test)):
+            images = np.concatenate([_images(loaded[part][b"data"]) for part in parts])
+            splits[split] = images, [int(label) for part in parts for label in loaded[part][layout.labels]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise KinfolkError(f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download it again") from error
+    return array_source(splits, name=f"`{path}`", classes=classes)
+
+
+def safe_load(data: bytes, what: str) -> Any:
+    """Unpickles plain values and arrays of bytes; anything else is refused before it is called."""
+    try:
+        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+    except KinfolkError:
+        raise
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise KinfolkError(f"{what} is not a readable pickle: {type(error).__name__}: {error}; download it again") from error
+
+
+class _Array:
+    """Stands for an array: what its pickle says of it."""
+
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+
+class _Kind:
+    """Stands for a data type: its code, such as "u1"."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.code = code if isinstance(code, str) else code.decode()
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _reconstruct(*_: object) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, _: object = None) -> bytes:
+    return text.encode("latin1")
+
+
+_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Kind,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise KinfolkError(f"the archive asks to run `{module}.{name}`, which no CIFAR archive does; it is refused, download it again")
+        return _ADMITTED[module, name]
+
+
+def _images(array: Any) -> Pixels:
+    _, shape, kind, column_major, raw = array.state
+    if kind.code != "u1" or len(shape) != 2 or shape[1] != 3072:
+        raise ValueError(f"images of type {kind.code} and shape {shape}")
+    rows = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_major else "C")
+    images: Pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return images
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    member = archive.getmember(name)
+    file = archive.extractfile(member)
+    if file is None or member.size > _MAX_BYTES:
+        raise KinfolkError(f"`{name}` in the archive is not a file of a CIFAR archive; download it again")
+    return file.read()

@@ -1,0 +1,181 @@
+"""From the bytes of an image file to uint8 pixels: checked by the header first, converted, at reduced scale where the format allows.
+
+Imports numpy and Pillow alone, so that a worker process starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+# Only formats that are decoded in this process; PostScript, for one, would start another program.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "MPO")
+_MAX_FILE_BYTES = 1 << 30
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class RefusedError(Exception):
+    """The image can't be used; the message is the reason."""
+
+
+class Decoded(NamedTuple):
+    """Pixels (H, W, 3) uint8, and the size of the original after EXIF rotation."""
+
+    pixels: npt.NDArray[np.uint8]
+    width: int
+    height: int
+
+
+class Read(NamedTuple):
+    """What came of one sample: pixels, or the reason why there are none."""
+
+    size_bytes: int
+    modified_ns: int
+    digest: str
+    width: int
+    height: int
+    pixels: npt.NDArray[np.uint8] | None
+    reason: str | None
+
+
+def read_file(path: str, height: int, width: int, pixel_cap: int) -> Read:
+    """Reads and decodes one file."""
+    size_bytes = modified_ns = 0
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            size_bytes, modified_ns = status.st_size, status.st_mtime_ns
+            if size_bytes > _MAX_FILE_BYTES:
+                raise RefusedError(f"the file has {size_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}")
+            data = file.read()
+        decoded = decode(data, height, width, pixel_cap)
+    except OSError as error:
+        return Read(size_bytes, modified_ns, "", 0, 0, None, f"can't be read: {error.strerror or error}")
+    except RefusedError as error:
+        return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
+    return Read(size_bytes, modified_ns, digest(data), decoded.width, decoded.height, decoded.pixels, None)
+
+
+def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:
+    """Pixels of `height` × `width` (squashed, not cropped) from a file's bytes or from an image array; raises `RefusedError`."""
+    if isinstance(data, np.ndarray):
+        _check_cap(data.shape[1], data.shape[0], pixel_cap)
+        if data.shape == (height, width, 3) and data.dtype == np.uint8:
+            return Decoded(data, width, height)
+        image: Image.Image = Image.fromarray(np.ascontiguousarray(data[..., 0] if data.shape[2:] == (1,) else data))
+        return _finish(image, image.size, height, width)
+    if not data:
+        raise RefusedError("the file is empty (0 bytes)")
+    try:
+        with Image.open(io.BytesIO(data), formats=_known_formats()) as image:
+            stored = image.size
+            _check_cap(*stored, pixel_cap)
+            swapped = _orientation(image) >= 5
+            image.draft(None, (height, width) if swapped else (width, height))
+            drafted = image.size
+            image.load()
+            return _finish(image, stored if image.size == drafted else image.size, height, width)
+    except RefusedError:
+        raise
+    except UnidentifiedImageError as error:
+        raise RefusedError("not an image in a known format") from error
+    except Exception as error:  # decoders raise nearly anything on a broken file
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise RefusedError(
+            text if text.startswith("truncated") else f"truncated: {text}" if "truncated" in text else f"can't be decoded: {text}"
+        ) from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode as RGB: 16 bits scaled to 8, transparency laid on white."""
+    if image.mode.startswith("I") or image.mode == "F":
+        return Image.fromarray(_to_bytes(np.asarray(image), image.mode)).convert("RGB")
+    if image.has_transparency_data:
+        rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        page = Image.new("RGB", rgba.size, "white")
+        page.paste(rgba, mask=rgba.getchannel("A"))
+        return page
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def digest(data: bytes | npt.NDArray[Any]) -> str:
+    """16 hexadecimal digits that tell contents apart; of an array, its shape counts too."""
+    state = hashlib.blake2b(digest_size=8)
+    if isinstance(data, np.ndarray):
+        state.update(f"{data.dtype.str}{data.shape}".encode())
+        state.update(np.ascontiguousarray(data).data)
+    else:
+        state.update(data)
+    return state.hexdigest()
+
+
+@contextmanager
+def strict_pillow() -> Iterator[None]:
+    """Our pixel cap instead of Pillow's, no half images, no warnings; all restored afterwards."""
+    cap, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = cap, truncated
+
+
+def _finish(image: Image.Image, size: tuple[int, int], height: int, width: int) -> Decoded:
+    orientation = _orientation(image)
+    if orientation >= 5:
+        size, target = (size[1], size[0]), (height, width)
+    else:
+        target = (width, height)
+    rgb = to_rgb(image)
+    if rgb.size != target:
+        rgb = rgb.resize(target, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    if orientation > 1:
+        rgb = rgb.transpose(_TURNS[orientation])
+    return Decoded(np.array(rgb, dtype=np.uint8), *size)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a broken EXIF block does not make the image unusable
+        return 1
+    return value if value in _TURNS else 1
+
+
+def _to_bytes(values: npt.NDArray[Any], mode: str) -> npt.NDArray[np.uint8]:
+    low, high, top = values.min(), values.max(), 1.0 if mode == "F" else 65535.0
+    if not (low >= 0 and high <= top):
+        raise RefusedError(f"pixel values in [{low:g}, {high:g}]; must be in [0, {top:g}]")
+    return np.rint(values.astype(np.float64) * (255.0 / top)).astype(np.uint8)
+
+
+def _check_cap(width: int, height: int, pixel_cap: int) -> None:
+    if width * height > pixel_cap:
+        raise RefusedError(f"{width} × {height} pixels ({width * height / 1e6:.1f} MP) are above the cap of {pixel_cap / 1e6:g} MP")
+    if width < 1 or height < 1:
+        raise RefusedError("the image has no pixels")
+
+
+def _known_formats() -> list[str]:
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]

@@ -1,0 +1,165 @@
+"""A folder of image files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import final
+
+from kinfolk.data.difference import shown
+from kinfolk.data.sources import Item, Source
+from kinfolk.errors import KinfolkError, UsageError
+
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+# Also formats that can't be decoded: better refused by name than left out in silence.
+_IMAGE = frozenset(
+    f".{name}"
+    for name in (
+        *(
+            "jpg",
+            "jpeg",
+            "jpe",
+            "jfif",
+            "png",
+            "apng",
+            "webp",
+            "gif",
+            "bmp",
+            "dib",
+            "tif",
+            "tiff",
+            "ppm",
+            "pgm",
+            "pbm",
+            "pnm",
+            "jp2",
+            "j2k",
+        ),
+        *("jpx", "avif", "tga", "ico", "heic", "heif", "svg", "psd", "eps", "dng", "cr2", "nef", "arw"),
+    )
+)
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
+
+
+@final
+class FileSource(Source):
+    """Samples that are files: of a folder, or listed in a table."""
+
+    def __init__(self, name: str, items: list[Item], paths: list[str], classes: list[str] | None, refused: list[tuple[str, str]]) -> None:
+        self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
+        self._items, self._paths = items, paths
+
+    def items(self) -> list[Item]:
+        return self._items
+
+    def load(self, index: int) -> bytes:
+        return Path(self._paths[index]).read_bytes()
+
+    def label(self, index: int) -> int | None:
+        return self._items[index].label
+
+    def path(self, index: int) -> str:
+        return self._paths[index]
+
+    def stat(self, index: int) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._paths[index])
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
+
+
+def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
+    """All images below `root`, sorted by their relative path.
+
+    `train/` beside `test/`, `val/`, `valid/` or `validation/` (or alone) at the top makes splits; otherwise all is "train".
+    """
+    tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
+    splits = {name: SPLITS[name] for name in tops if name in SPLITS}
+    if "train" not in splits or (len(splits) == 1 and len(tops) > 1):
+        splits = {}
+    found: list[tuple[str, str, str, str | None]] = []
+    refused, others = [], 0
+    for parts, path in _walk(str(root), (), ()):
+        key = "/".join(_text(part) for part in parts)
+        verdict = _inspect(path)
+        if verdict == "other":
+            others += 1
+        elif verdict != "image":
+            refused.append((key, verdict))
+        elif splits and (len(parts) == 1 or parts[0] not in splits):
+            refused.append((key, f"outside the split folders {', '.join(f'{name}/' for name in splits)}"))
+        else:
+            within = parts[1:] if splits else parts
+            found.append((key, path, splits[parts[0]] if splits else "train", _text(within[0]) if len(within) > 1 else None))
+    if not found and not refused:
+        raise KinfolkError(f"`{root}` holds no images" + (f", only {others:,} other files" if others else ""))
+    found.sort()
+    _refuse_twins([key for key, *_ in found])
+    classes = sorted({folder for *_, folder in found if folder is not None}) if labels_from_folders else None
+    if classes == []:
+        raise UsageError(f"`labels_from_folders` needs a folder per class below `{root}`; all images lie at the top")
+    index = {name: number for number, name in enumerate(classes or [])}
+    items = [Item(key, index.get(folder) if folder is not None else None, split) for key, _, split, folder in found]
+    return FileSource(f"`{root}`", items, [path for _, path, *_ in found], classes, sorted(refused))
+
+
+def _walk(folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path parts, path) of every file that is not hidden. A link to a folder is followed unless it leads back to one above."""
+    here = os.stat(folder)
+    if (here.st_dev, here.st_ino) in above:
+        return
+    above = (*above, (here.st_dev, here.st_ino))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise KinfolkError(f"the folder `{shown(folder)}` can't be read: {error.strerror}") from error
+    for entry in entries:
+        if _hidden(entry.name):
+            continue
+        if _is_folder(entry):
+            yield from _walk(entry.path, (*parts, entry.name), above)
+        else:
+            yield (*parts, entry.name), entry.path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _inspect(path: str) -> str:
+    """ "image", "other", or the reason why an image file is refused unread."""
+    extension = os.path.splitext(path)[1].lower()
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "not a regular file" if extension in _IMAGE else "other"
+        if extension in _IMAGE:
+            return "image"
+        with open(path, "rb") as file:
+            head = file.read(12)
+    except OSError as error:
+        if extension not in _IMAGE:
+            return "other"
+        return "a link to a file that does not exist" if os.path.islink(path) else f"can't be read: {error.strerror}"
+    return "image" if head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:] == b"WEBP") else "other"
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _text(name: str) -> str:
+    """A file name as text that every table can hold: bytes that are not UTF-8 are shown as \\xNN."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _refuse_twins(keys: list[str]) -> None:
+    for first, second in pairwise(keys):
+        if first == second:
+            raise KinfolkError(f"two files have the same name once written as text, `{shown(first)}`; rename one of them")

@@ -1,0 +1,48 @@
+"""The decoded data set: pixels by sample id."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from kinfolk.data.samples import Samples
+
+
+@final
+class ImageData:
+    """All images as uint8, in memory or memory-mapped; no file is opened after it is made.
+
+    Args:
+        samples: who is in it. Ids are positions; training samples come first.
+        cache: (R, H, W, 3) uint8.
+        rows: (N,) row of the cache of each sample, where samples share images; None: sample i is row i.
+        quarantine: (path, reason) of every refused image.
+    """
+
+    def __init__(self, samples: Samples, cache: Tensor, rows: Tensor | None, quarantine: list[tuple[str, str]]) -> None:
+        self.samples, self.quarantine = samples, quarantine
+        self._cache, self._rows = cache, rows
+        self.height, self.width = int(cache.shape[1]), int(cache.shape[2])
+        self.num_train = samples.num_train
+        self.classes = samples.classes
+        self.labels = None if samples.labels is None else torch.from_numpy(samples.labels.copy())
+        widths, heights = torch.from_numpy(samples.widths.copy()), torch.from_numpy(samples.heights.copy())
+        self._aspects = widths.float() / heights.float()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __repr__(self) -> str:
+        size, refused = f"{self.height} × {self.width}", f"{len(self.quarantine):,} refused"
+        return f"<ImageData of {len(self):,} images ({self.num_train:,} for training), {size}, {refused}>"
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
+        ids = ids.to("cpu", torch.int64)
+        return self._cache.index_select(0, ids if self._rows is None else self._rows.index_select(0, ids))
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        """(B,) width / height of the original images, before they were squashed into the cache."""
+        return self._aspects.index_select(0, ids.to("cpu", torch.int64))

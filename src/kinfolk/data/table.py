@@ -1,0 +1,129 @@
+"""A table of image paths, with captions, labels, groups and splits where it has them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfolk.data.folder import SPLITS, FileSource
+from kinfolk.data.labels import encode_labels
+from kinfolk.data.sources import Item
+from kinfolk.errors import KinfolkError, UsageError
+
+_SPLIT_ALIASES = {**SPLITS, "training": "train", "dev": "val", "testing": "test", "": "train"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns; None takes the column of the default name where there is one."""
+
+    image: str = "image"
+    caption: str | None = None
+    label: str | None = None
+    group: str | None = None
+    split: str | None = None
+
+
+def open_table(path: Path, columns: Columns | None = None) -> FileSource:
+    """A CSV, TSV or Parquet table; paths are relative to it.
+
+    Rows that name the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3` …, and where the table
+    has no group column they form a group. A row whose image does not exist is refused by name.
+    """
+    name = f"`{path}`"
+    rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    found = {role: _pick(rows, role, getattr(columns or Columns(), role), name) for role in ("image", "caption", "label", "group", "split")}
+    images = found["image"]
+    assert images is not None
+    if not images:
+        raise KinfolkError(f"{name} has no rows")
+    bad_type = next((value for value in images if value is not None and not isinstance(value, str)), None)
+    if bad_type is not None:
+        raise KinfolkError(f"the image column of {name} holds {type(bad_type).__name__}, not file paths; write the images to files")
+    labels, classes = encode_labels(found["label"] or [None] * len(images), name)
+    groups = found["group"]
+    if groups is None and len(set(images)) < len(images):
+        groups = images
+    items: list[Item] = []
+    paths: list[str] = []
+    refused: list[tuple[str, str]] = []
+    first: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for row, image in enumerate(images):
+        seen[image] = number = seen.get(image, 0) + 1
+        key = _text(image or f"(row {row + 1})") + (f"#{number}" if number > 1 else "")
+        caption = _cell(found["caption"], row)
+        file = os.path.join(path.parent, image or "")
+        reason = "the caption is not valid UTF-8" if caption is not None and _text(caption) != caption else _why_missing(image, file)
+        if reason is not None:
+            refused.append((key, reason))
+            continue
+        split = (_cell(found["split"], row) or "").strip().lower()
+        group = _cell(groups, row)
+        items.append(
+            Item(key, labels[row], _SPLIT_ALIASES.get(split, split), caption, None if group is None else _text(group), first.get(image))
+        )
+        first.setdefault(image, len(items) - 1)
+        paths.append(file)
+    return FileSource(name, items, paths, classes, refused)
+
+
+def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) -> list[Any] | None:
+    column = wanted or role
+    if column in rows:
+        return rows[column]
+    if wanted is None:
+        return None
+    raise UsageError(f"{name} has no column {column!r} for `{role}_column`; its columns are {', '.join(map(repr, rows))}")
+
+
+def _why_missing(image: str | None, file: str) -> str | None:
+    if not image:
+        return "the image column is empty"
+    try:
+        if os.path.isfile(file):
+            return None
+        return "not a file" if os.path.lexists(file) else "there is no such file"
+    except ValueError:  # a zero byte
+        return "not a valid path"
+
+
+def _cell(column: list[Any] | None, row: int) -> str | None:
+    return None if column is None or column[row] is None else str(column[row])
+
+
+def _text(value: str) -> str:
+    """Text that every table can hold: bytes that are not UTF-8 are shown as \\xNN."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _read_csv(path: Path) -> dict[str, list[Any]]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            rows = [row for row in reader if row]
+    except (csv.Error, OSError) as error:
+        raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
+    if not rows:
+        raise KinfolkError(f"`{path}` is empty; its first line must name the columns")
+    header = rows[0]
+    if len(set(header)) < len(header):
+        raise KinfolkError(f"`{path}` names a column twice: {', '.join(map(repr, header))}")
+    for number, row in enumerate(rows[1:], 1):
+        if len(row) != len(header):
+            raise KinfolkError(f"row {number} of `{path}` has {len(row)} cells, its header has {len(header)}")
+    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
+
+
+def _read_parquet(path: Path) -> dict[str, list[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, partitioning=None)
+        return {name: table[name].to_pylist() for name in table.column_names}
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
