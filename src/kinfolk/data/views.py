@@ -1,0 +1,142 @@
+"""Views: the augmented versions of a batch of images that contrastive learning compares, made as tensors on the training device.
+
+The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur, solarise, normalise. It takes two matrix
+products for crop, flip and blur (`crop.py`, `blur.py`), one for all colours and the normalisation (`colour.py`), and a cut to [0, 1].
+
+Parameters and probabilities are torchvision's. The result is an approximation of torchvision's in three places:
+
+* values are cut to [0, 1] once, at the end, instead of after each adjustment of the colour, and are never rounded to whole bytes;
+* the hue is turned about the grey axis instead of shifted in HSV (`colour.py`);
+* contrast takes the mean grey after the blur instead of before, which differs at the edges only.
+
+Dimension key: V views, B images of the batch, C = 3 channels, H × W pixels of the input, S pixels of a side of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.data.crop import centred_boxes
+from kinfolk.data.draws import NUM_UNIFORM, draw
+from kinfolk.data.presets import SMALL, Augmentation, Value, augmentations
+from kinfolk.data.render import normalise, render, resize
+from kinfolk.errors import UsageError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what stays in its cache
+
+
+class Views:
+    """Makes `num_views` augmented views of a batch of images.
+
+    All randomness comes from the generator handed over: one block of numbers per view, whatever the settings. So the same state of the
+    generator gives the same crops with and without blur, and the first view is the same whether two or eight are made.
+
+    Args:
+        preset: `simclr`, `moco`, `byol`, `sogclr`, `mild` or `plain`; see `presets.py`.
+        size: pixels of a side of the views.
+        mean, std: per channel, of values in [0, 1]; ImageNet's if not given.
+        evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8 above 64 pixels, else all.
+        overrides: any setting of `Augmentation`, e.g. `blur=0.5`, `scale=(0.2, 1)`; a list of numbers where the setting is one number
+            means one per view, e.g. `solarise=(0, 0.2)`.
+
+    Example:
+        >>> views = Views("simclr", size=32)
+        >>> pixels = torch.zeros(4, 32, 32, 3, dtype=torch.uint8)
+        >>> views(pixels, torch.Generator().manual_seed(0)).shape
+        torch.Size([2, 4, 3, 32, 32])
+    """
+
+    def __init__(
+        self,
+        preset: str,
+        size: int,
+        mean: tuple[float, ...] | list[float] | None = None,
+        std: tuple[float, ...] | list[float] | None = None,
+        evaluate_share: float | None = None,
+        **overrides: Value,
+    ) -> None:
+        if size < 1:
+            raise UsageError(f"`size` (={size}) must be at least 1")
+        self.preset, self.size = preset, size
+        self.mean = tuple(map(float, IMAGENET_MEAN if mean is None else mean))
+        self.std = tuple(map(float, IMAGENET_STD if std is None else std))
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise UsageError(f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std` above 0")
+        self.evaluate_share = (1.0 if size <= SMALL else 7 / 8) if evaluate_share is None else float(evaluate_share)
+        if not 0 < self.evaluate_share <= 1:
+            raise UsageError(f"`evaluate_share` (={evaluate_share}) must be in (0, 1]")
+        self.augmentations = augmentations(preset, size, overrides)
+        given: dict[str, Any] = {"mean": mean, "std": std, "evaluate_share": evaluate_share, **overrides}
+        self._given = {name: value for name, value in given.items() if value is not None}
+
+    def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
+        """Augmented, normalised views (V, B, 3, size, size).
+
+        Args:
+            pixels: (B, H, W, 3), uint8.
+            generator: on the pixels' device.
+            aspect: (B,) width / height of the original images, where `pixels` holds them squashed to one shape.
+            num_views: V; view v is made by augmentation v, counted round if there are fewer.
+        """
+        _check(pixels, aspect)
+        batch, height, width, _ = pixels.shape
+        views = torch.empty(num_views, batch, 3, self.size, self.size, device=pixels.device)
+        for view in range(num_views):
+            how = self.augmentations[view % len(self.augmentations)]
+            uniform_BU = torch.rand(batch, NUM_UNIFORM, generator=generator, device=pixels.device)
+            draws = draw(how, uniform_BU, height, width, aspect)
+            for part in self._parts(pixels):
+                render(pixels[part], how, draws[part], self.mean, self.std, out_BCSS=views[view, part])
+        return views
+
+    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
+        """The centre square of the original, resized and normalised: (B, 3, size, size). No randomness."""
+        _check(pixels, aspect)
+        batch, height, width, _ = pixels.shape
+        aspect_B = torch.full((batch,), width / height, device=pixels.device) if aspect is None else aspect.float()
+        box_B4 = centred_boxes(aspect_B, height, width, ratio=(1.0, 1.0), share=self.evaluate_share)
+        images = torch.empty(batch, 3, self.size, self.size, device=pixels.device)
+        identity, nothing = torch.eye(3, device=pixels.device), torch.zeros(3, device=pixels.device)
+        for part in self._parts(pixels):
+            image = resize(pixels[part], box_B4[part], self.size)
+            normalise(image, identity.expand(len(image), 3, 3), nothing.expand(len(image), 3), self.mean, self.std, out_BCSS=images[part])
+        return images
+
+    def config(self) -> dict[str, Any]:
+        """Every setting, resolved: `Views(**views.config())` makes the same views."""
+        settings: dict[str, Any] = {}
+        for field in fields(Augmentation):
+            values = [getattr(how, field.name) for how in self.augmentations]
+            same = all(value == values[0] for value in values)
+            settings[field.name] = (list(values[0]) if isinstance(values[0], tuple) else values[0]) if same else values
+        named = {"preset": self.preset, "size": self.size, "mean": list(self.mean), "std": list(self.std)}
+        return {**named, "evaluate_share": self.evaluate_share, **settings}
+
+    def __repr__(self) -> str:
+        return (
+            f"Views({', '.join([repr(self.preset), f'size={self.size}', *(f'{name}={value!r}' for name, value in self._given.items())])})"
+        )
+
+    def _parts(self, pixels: Tensor) -> Iterator[slice]:
+        """Parts of the batch that are worked on at a time; on another device than the CPU all of it."""
+        batch, height, width, _ = pixels.shape
+        step = max(batch, 1)
+        if pixels.device.type == "cpu":
+            floats = 3 * (height * width + self.size * height + self.size**2) + self.size * (height + width)
+            step = max(1, _CHUNK_BYTES // (4 * floats))
+        for start in range(0, batch, step):
+            yield slice(start, start + step)
+
+
+def _check(pixels: Tensor, aspect: Tensor | None) -> None:
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or 0 in pixels.shape[1:]:
+        raise UsageError(f"`pixels` (={pixels.dtype}, shape {tuple(pixels.shape)}) must be uint8 of shape (batch, height, width, 3)")
+    if aspect is not None and aspect.shape != pixels.shape[:1]:
+        raise UsageError(f"`aspect` (=shape {tuple(aspect.shape)}) must hold one number per image of `pixels` (={len(pixels)})")
