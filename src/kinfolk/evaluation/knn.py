@@ -1,0 +1,99 @@
+"""Weighted k-nearest-neighbour classification, in blocks of rows.
+
+Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018, section 3.4: each of the k most similar
+training samples votes for its class with the weight exp(s / temperature), s = cosine similarity.
+
+Dimension key: N training samples, M test samples, R rows of a block, F features, K neighbours, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kinfolk.errors import KinfolkError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = Tensor | np.ndarray
+
+_BLOCK_ELEMENTS = 2**23  # similarities kept at a time: 32 MB
+
+
+def knn_accuracy(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array | None = None,
+    test_y: Array | None = None,
+    k: int = 20,
+    temperature: float = 0.1,
+) -> float:
+    """Share of test samples whose class the vote of their k nearest training samples names, in [0, 1].
+
+    Without a test part each training sample is classified by all others (leave one out). Unlabelled samples (label −1) neither vote nor
+    count. A `k` beyond the number of voters means all of them. A tie goes to the lower class.
+
+    Args:
+        train_x, test_x: (N, F), (M, F), of any length: directions alone count.
+        train_y, test_y: (N,), (M,) classes; −1: unlabelled.
+        k: number of neighbours.
+        temperature: of the votes; small: the nearest decides.
+    """
+    if (test_x is None) != (test_y is None):
+        raise ValueError("`test_x` and `test_y` must be given together")
+    train_x, train_y = _labelled(train_x, train_y, "train")
+    if test_x is None or test_y is None:
+        return float((knn_predict(train_x, train_y, None, k, temperature) == train_y).double().mean())
+    test_x, test_y = _labelled(test_x, test_y, "test")
+    return float((knn_predict(train_x, train_y, test_x, k, temperature) == test_y.to(train_y.device)).double().mean())
+
+
+@torch.no_grad()
+def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: int = 20, temperature: float = 0.1) -> Tensor:
+    """(M,) the class each row of `test_x` is given; without `test_x` (N,), each row of `train_x` by all others. See `knn_accuracy`."""
+    if k < 1:
+        raise ValueError(f"`k` (={k}) must be at least 1")
+    if not temperature > 0:
+        raise ValueError(f"`temperature` (={temperature}) must be above 0")
+    train_x, train_y = _labelled(train_x, train_y, "train")
+    leave_one_out = test_x is None
+    if leave_one_out and len(train_x) < 2:
+        raise KinfolkError("Nearest neighbours need at least two labelled samples, or a test part.")
+    train_NF = functional.normalize(train_x.float(), dim=1)
+    test_MF = train_NF if test_x is None else functional.normalize(torch.as_tensor(test_x).to(train_NF.device).float(), dim=1)
+    if test_MF.shape[1] != train_NF.shape[1]:
+        raise ValueError(f"`test_x` (={test_MF.shape[1]} features) must have as many as `train_x` (={train_NF.shape[1]})")
+    if not bool(train_NF.isfinite().all() and test_MF.isfinite().all()):
+        raise KinfolkError("The features hold values that are not finite numbers; nearest neighbours can't be taken.")
+    classes_C, class_N = torch.unique(train_y, return_inverse=True)
+    k = min(k, len(train_NF) - leave_one_out)
+    rows = max(1, _BLOCK_ELEMENTS // len(train_NF))
+    predicted = []
+    for start in range(0, len(test_MF), rows):
+        sim_RN = test_MF[start : start + rows] @ train_NF.T
+        if leave_one_out:
+            own_R = torch.arange(len(sim_RN), device=sim_RN.device)
+            sim_RN[own_R, start + own_R] = -torch.inf
+        sim_RK, index_RK = sim_RN.topk(k)
+        # Relative to the nearest, so that a small temperature does not overflow: a factor common to all votes of a row.
+        votes_RK = ((sim_RK - sim_RK[:, :1]) / temperature).exp()
+        votes_RC = votes_RK.new_zeros(len(sim_RN), len(classes_C)).scatter_add_(1, class_N[index_RK], votes_RK)
+        predicted.append(classes_C[votes_RC.argmax(1)])
+    return torch.cat(predicted) if predicted else classes_C[:0]
+
+
+def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise ValueError(
+            f"`{part}_x` (={tuple(x.shape)}) and `{part}_y` (={tuple(y.shape)}) must have the shapes (samples, features), (samples,)"
+        )
+    y = y.to(x.device)
+    known = y >= 0
+    if not bool(known.any()):
+        raise KinfolkError(f"The {part} part has no labelled samples; nearest neighbours need labels.")
+    return (x, y) if bool(known.all()) else (x[known], y[known])

@@ -1,0 +1,146 @@
+"""Linear probe: multinomial logistic regression on frozen, standardised features, its ℓ2 strength chosen inside the training part.
+
+Dimension key: N training samples, F features, S strengths.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.data.seeding import generator
+from kinfolk.errors import KinfolkError
+
+if TYPE_CHECKING:
+    Array = Tensor | np.ndarray
+
+STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    """What a linear probe found.
+
+    Args:
+        accuracy: share of test samples that are classified rightly, in [0, 1].
+        strength: the chosen ℓ2 penalty.
+        held_out: accuracy on the held-out training labels for each strength tried, strongest first; empty where nothing could be held out.
+        converged: whether the final fit reached its tolerance.
+    """
+
+    accuracy: float
+    strength: float
+    held_out: dict[float, float]
+    converged: bool
+
+
+def linear_probe(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    holdout: float = 0.1,
+    seed: int = 0,
+    max_iter: int = 1000,
+) -> LinearResult:
+    """Accuracy of a linear classifier on frozen features.
+
+        minimise over w    mean cross-entropy + strength / 2 · ‖w‖²
+
+    The strength is the one with the best accuracy on a stratified, held-out part of the **training** labels (the stronger in a tie); the
+    classifier is then fitted again on all training labels and meets the test labels once. Features are standardised by mean and deviation
+    of what is fitted. Samples without a label (−1) are left out. A class with one training sample is never held out; where no class has
+    two, nothing can be held out and the middle strength is taken.
+
+    Args:
+        train_x, test_x: (N, F), (M, F).
+        train_y, test_y: classes; −1: unlabelled. A test class that training lacks counts as wrong.
+        strengths: ℓ2 penalties to choose from, for the *mean* loss, so that they mean the same for any number of samples.
+        holdout: share of each class that is held out, at least one sample.
+        seed: of the held-out part.
+        max_iter: L-BFGS iterations of a fit.
+    """
+    if not strengths or not min(strengths) > 0:
+        raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
+    if not 0 < holdout < 1:
+        raise ValueError(f"`holdout` (={holdout}) must be in (0, 1)")
+    x, y = _labelled(train_x, train_y, "train")
+    xt, yt = _labelled(test_x, test_y, "test")
+    if len(np.unique(y)) < 2:
+        raise KinfolkError(f"A linear probe needs at least two classes; all {len(y)} labelled training samples are of class {y[0]}.")
+    ordered = sorted(strengths, reverse=True)
+    held_out: dict[float, float] = {}
+    strength = ordered[len(ordered) // 2]
+    held = held_out_part(y, holdout, seed)
+    if len(ordered) > 1 and held.any() and len(np.unique(y[~held])) > 1:
+        probe = _Probe(x[~held], y[~held], max_iter)
+        for candidate in ordered:
+            probe.fit(candidate)
+            held_out[candidate] = probe.accuracy(x[held], y[held])
+        strength = max(ordered, key=lambda candidate: held_out[candidate])
+    probe = _Probe(x, y, max_iter)
+    converged = probe.fit(strength)
+    return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged)
+
+
+def held_out_part(y: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """(N,) True for the samples held out: of each class with at least two samples `share`, rounded, at least one and never all."""
+    order = torch.randperm(len(y), generator=generator(seed, "linear-holdout")).numpy()
+    held = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        members = order[y[order] == label]
+        if len(members) > 1:
+            held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
+    return held
+
+
+class _Probe:
+    """Logistic regression on standardised features; every fit starts afresh, so that the chosen strength means the same in the last one."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
+        from sklearn.linear_model import LogisticRegression
+
+        self.mean = x.mean(0, dtype=np.float64).astype(np.float32)
+        deviation = x.std(0, dtype=np.float64).astype(np.float32)
+        self.deviation = np.where(deviation > 0, deviation, np.float32(1))
+        self.x, self.y = self._standardised(x), y
+        self.model: Any = LogisticRegression(solver="lbfgs", max_iter=max_iter)
+
+    def fit(self, strength: float) -> bool:
+        """Fits with the penalty `strength`; says whether it converged."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        self.model.set_params(C=1 / (strength * len(self.y)))  # scikit-learn weighs the sum of the losses against ‖w‖² / 2
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            self.model.fit(self.x, self.y)
+        return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+
+    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
+        return float((self.model.predict(self._standardised(x)) == y).mean())
+
+    def _standardised(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray((x - self.mean) / self.deviation)
+
+
+def _labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
+    features = torch.as_tensor(x).detach().cpu().float().numpy()
+    labels = torch.as_tensor(y).cpu().numpy()
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"`{part}_x` (={features.shape}) and `{part}_y` (={labels.shape}) must have the shapes (samples, features), (samples,)"
+        )
+    known = labels >= 0
+    if not known.any():
+        raise KinfolkError(f"The {part} part has no labelled samples; a linear probe needs labels.")
+    if not np.isfinite(features).all():
+        raise KinfolkError(f"The features of the {part} part hold values that are not finite numbers.")
+    return features[known], labels[known]
