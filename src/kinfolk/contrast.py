@@ -16,19 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
+from kinfolk.actions import Places, Policy, settle
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Block, Pairs, Roles, own_matches
-from kinfolk.stats import Stats
-
-Action = Literal["eliminate", "attract", "reweight"]
-ACTIONS: tuple[Action, ...] = get_args(Action)
+from kinfolk.stats import Stats, count
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 20, "default": 1 << 26}  # measured: the block and its softmax should stay in the CPU's cache
 
@@ -55,24 +53,6 @@ class Terms:
     d_own_RP: Tensor
     d_kin_R: Tensor
     update: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What is done about kin.
-
-    `min_negatives` of each anchor (the least similar ones) are kept whatever the detector says, so that no row loses them all.
-    `attracted_stay`: whether attracted kin stay in the denominator (InfoNCE, SupCon) or leave it (SogCLR).
-    """
-
-    action: Action
-    kin_weight: float
-    min_negatives: int
-    attracted_stay: bool
-
-    @property
-    def removes_kin(self) -> bool:
-        return self.action == "eliminate" or (self.action == "attract" and not self.attracted_stay)
 
 
 @dataclass
@@ -106,43 +86,44 @@ class Contrast:
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
         total, counts = anchors_AD.new_zeros(()), Stats.empty(anchors_AD.device).counts()
-        grad_a, grad_c, grad_own = (torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in (anchors_AD, candidates_CD, own_AP))
-        for rows, block, own_M in self._blocks(anchors_AD, candidates_CD):
+        grad_a, grad_c, grad_own = (
+            torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in (anchors_AD, candidates_CD, own_AP)
+        )
+        for rows, block, own in self._blocks(anchors_AD, candidates_CD):
             found = None if self.detector is None else self.detector.find(block)
             levels = (Roles(),) if found is None else found.levels
             if found is not None:
                 self.found.append(found.update)
+            share = 1.0 / (num_anchors * len(levels))
             for level, roles in enumerate(levels):
-                kin_RC, dropped_R, flagged_R = _settle(block, roles, own_M, self.policy)
-                counts += _count(block, kin_RC, flagged_R, own_M, self.labels)
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
-                kin_sum_R = _kin_sum(sim_RC, kin_RC, self.policy)
-                log_weight_R = _weigh(sim_RC, kin_RC, roles, block.num_negatives_R - dropped_R, flagged_R, self.policy, self.temperature)
-                p_RC, lse_R = _softmax(sim_RC, self.temperature, log_weight_R)
-                terms = self.terms(Rows(own_AP[rows], lse_R, log_weight_R, kin_sum_R, flagged_R, block.ids, block.num_views))
-                share = 1.0 / (num_anchors * len(levels))
+                settled = settle(block, roles, own, self.policy, sim_RC, self.temperature)
+                counts += count(block, settled.kin, own, self.labels)
+                p_RC, lse_R = _softmax(sim_RC, self.temperature, settled.weight_R)
+                told = Rows(own_AP[rows], lse_R, settled.weight_R.log(), settled.kin_sum_R, settled.flagged_R, block.ids, block.num_views)
+                terms = self.terms(told)
                 total += terms.loss_R.sum() * share
                 if level == 0:
                     self.updates.append(terms.update)
-                if self.with_gradient:
-                    grad_own[rows] += terms.d_own_RP * share
-                    scale_R1 = (terms.d_lse_R * (share / self.temperature)).unsqueeze(1)
-                    if self.policy.action == "attract" and kin_RC is not None:
-                        p_RC.mul_(scale_R1).addcmul_(kin_RC.to(p_RC.dtype), (terms.d_kin_R * share).unsqueeze(1))
-                        grad_a[rows].addmm_(p_RC, candidates_CD)
-                        grad_c.addmm_(p_RC.T, anchors_AD[rows])
-                    else:  # the row's factor is taken out of the matrix
-                        grad_a[rows].addcmul_(p_RC @ candidates_CD, scale_R1)
-                        grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
+                if not self.with_gradient:
+                    continue
+                grad_own[rows] += terms.d_own_RP * share
+                scale_R1 = (terms.d_lse_R * (share / self.temperature)).unsqueeze(1)
+                if self.policy.action == "attract" and settled.kin is not None:
+                    p_RC *= scale_R1
+                    p_RC[settled.kin] += (terms.d_kin_R * share)[settled.kin[0]]
+                    grad_a[rows] += p_RC @ candidates_CD
+                    grad_c.addmm_(p_RC.T, anchors_AD[rows])
+                else:  # the row's factor is taken out of the matrix
+                    grad_a[rows].addcmul_(p_RC @ candidates_CD, scale_R1)
+                    grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
         self.stats = Stats.from_counts(counts)
         return total, (grad_a, grad_c, grad_own)
 
-    def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, tuple[Tensor, Tensor]]]:
+    def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, Places]]:
         """Row blocks that never part the views of a sample, with the places where the candidate is the anchor's own."""
         pairs = self.pairs
-        keys_B, keys_C = (
-            (pairs.ids, pairs.candidate_ids) if pairs.candidate_groups is None else (pairs.groups, pairs.candidate_groups)
-        )
+        keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.candidate_groups is None else (pairs.groups, pairs.candidate_groups)
         assert keys_B is not None
         sorted_C, order_C = keys_C.sort()
         views, num_candidates = pairs.num_views, len(candidates_CD)
@@ -152,10 +133,10 @@ class Contrast:
             samples = slice(first, first + step)
             rows = slice(first * views, min((first + step) * views, len(anchors_AD)))
             sim_RC = anchors_AD[rows] @ candidates_CD.T
-            own_M = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
-            sim_RC[own_M] = -torch.inf
-            negatives_R = num_candidates - torch.bincount(own_M[0], minlength=len(sim_RC))
-            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R), own_M
+            own = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
+            sim_RC[own] = -torch.inf
+            negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))
+            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R), own
 
     def _survey(self, detector: Detector, anchors_AD: Tensor, candidates_CD: Tensor) -> None:
         measured = torch.cat([detector.survey(block) for _, block, _ in self._blocks(anchors_AD, candidates_CD)])
@@ -177,79 +158,12 @@ class _Function(torch.autograd.Function):
         return *(grad * x if needed else None for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)), None
 
 
-def _settle(block: Block, roles: Roles, own_M: tuple[Tensor, Tensor], policy: Policy) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Kin that are not the anchor's own, how many of the row's negatives are dropped, and how many are flagged: (R, C), (R,), (R,)."""
-    sim_RC, kin_RC = block.sim_RC, roles.kin_RC
-    none_R = torch.zeros_like(block.num_negatives_R)
-    dropped_R = none_R
-    if roles.drop_RC is not None:
-        roles.drop_RC[own_M] = False
-        dropped_R = roles.drop_RC.sum(1)
-    if kin_RC is None:
-        return None, dropped_R, none_R
-    kin_RC[own_M] = False
-    flagged_R = kin_RC.sum(1)
-    if policy.removes_kin:
-        short_R = block.num_negatives_R - dropped_R - flagged_R < policy.min_negatives
-        for row in short_R.nonzero().flatten().tolist():  # rare: only rows that would lose all their negatives
-            allowed_C = sim_RC[row].isfinite() if roles.drop_RC is None else sim_RC[row].isfinite() & ~roles.drop_RC[row]
-            keep = min(policy.min_negatives, int(allowed_C.sum()))
-            least = sim_RC[row].masked_fill(~allowed_C, torch.inf).topk(keep, largest=False).indices
-            kin_RC[row, least] = False
-        if short_R.any():
-            flagged_R = kin_RC.sum(1)
-    return kin_RC, dropped_R, flagged_R
-
-
-def _kin_sum(sim_RC: Tensor, kin_RC: Tensor | None, policy: Policy) -> Tensor:
-    """(R,) sum of the similarities to attracted kin."""
-    if kin_RC is None or policy.action != "attract":
-        return sim_RC.new_zeros(len(sim_RC))
-    return torch.where(kin_RC, sim_RC, 0.0).sum(1)
-
-
-def _weigh(
-    sim_RC: Tensor, kin_RC: Tensor | None, roles: Roles, kept_R: Tensor, flagged_R: Tensor, policy: Policy, temperature: float
-) -> Tensor:
-    """Applies the action to the similarities in place; (R,) log of the summed weights of the negatives."""
-    weight_R = kept_R.to(sim_RC.dtype)
-    if roles.drop_RC is not None:
-        sim_RC.masked_fill_(roles.drop_RC, -torch.inf)
-    if kin_RC is not None and policy.removes_kin:
-        sim_RC.masked_fill_(kin_RC, -torch.inf)
-        weight_R = weight_R - flagged_R
-    elif kin_RC is not None and policy.action == "reweight":
-        degree_RC = kin_RC * (1 - policy.kin_weight) if roles.degree_RC is None else roles.degree_RC * kin_RC
-        weight_R = weight_R - degree_RC.sum(1)
-        sim_RC.add_(torch.log1p(-degree_RC), alpha=temperature)
-    return weight_R.log()
-
-
-def _softmax(sim_RC: Tensor, temperature: float, log_weight_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, C) weights of the kept negatives and (R,) their log-sum-exp at this temperature; 0 and −inf for a row without any."""
+def _softmax(sim_RC: Tensor, temperature: float, weight_R: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, C) shares of the kept negatives and (R,) their log-sum-exp at this temperature; 0 and −inf for a row without any."""
     logits_RC = sim_RC.div_(temperature)
     p_RC = torch.softmax(logits_RC, 1)
     lse_R = logits_RC.amax(1) - p_RC.amax(1).log()
-    bare_R = log_weight_R == -torch.inf
+    bare_R = weight_R == 0
     if bare_R.any():
         p_RC[bare_R], lse_R[bare_R] = 0.0, -torch.inf
     return p_RC, lse_R
-
-
-def _count(block: Block, kin_RC: Tensor | None, flagged_R: Tensor, own_M: tuple[Tensor, Tensor], labels_N: Tensor | None) -> Tensor:
-    """(5,) the counts of `Stats` for one block. Only flagged pairs are looked at one by one."""
-    zero = torch.zeros((), dtype=torch.int64, device=flagged_R.device)
-    negatives, flagged = block.num_negatives_R.sum(), flagged_R.sum()
-    if labels_N is None:
-        return torch.stack([negatives, flagged, zero, zero, zero])
-    label_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
-    size_K = torch.bincount(label_C[label_C >= 0], minlength=int(labels_N.max()) + 1)
-    kin = size_K[label_R[label_R >= 0]].sum()
-    own = label_R[own_M[0]], label_C[own_M[1]]
-    kin = kin - ((own[0] == own[1]) & (own[0] >= 0)).sum()
-    if kin_RC is None:
-        return torch.stack([negatives, flagged, zero, zero, kin])
-    row_M, col_M = kin_RC.nonzero(as_tuple=True)
-    pair = label_R[row_M], label_C[col_M]
-    known = (pair[0] >= 0) & (pair[1] >= 0)
-    return torch.stack([negatives, flagged, known.sum(), (known & (pair[0] == pair[1])).sum(), kin])

@@ -62,7 +62,7 @@ class _Gather(torch.autograd.Function):
         return gather_rows(rows, sizes)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.contiguous()
         dist.all_reduce(grad)  # not reduce_scatter: gloo has none
@@ -78,6 +78,6 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * world_size()

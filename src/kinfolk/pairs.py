@@ -46,9 +46,7 @@ class Pairs:
                 f"`anchors` (={num_anchors} rows) must hold `num_views` (={self.num_views}) rows for each of `ids` (={len(self.ids)})"
             )
         if len(self.candidate_ids) != num_candidates:
-            raise ValueError(
-                f"`candidate_ids` (={len(self.candidate_ids)}) must be as many as `candidates` (={num_candidates} rows)"
-            )
+            raise ValueError(f"`candidate_ids` (={len(self.candidate_ids)}) must be as many as `candidates` (={num_candidates} rows)")
         if self.positives.ndim != 3 or len(self.positives) != num_anchors:
             raise ValueError(
                 f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors, own positives, embedding) with {num_anchors} anchors"

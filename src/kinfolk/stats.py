@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from kinfolk.pairs import Block
+
 NAN = float("nan")
 
 
@@ -63,6 +65,29 @@ class Stats:
     def f1(self) -> float:
         """2·hits / (judged + kin); NaN without labels."""
         return _ratio(2 * self.hits, self.judged + self.kin)
+
+
+def count(block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None) -> Tensor:
+    """(5,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample. Only those are looked at one by one;
+    the number of pairs with equal labels comes from the sizes of the classes."""
+    negatives = block.num_negatives_R.sum()
+    zero = torch.zeros_like(negatives)
+    flagged = zero if kin is None else zero + len(kin[0])
+    if labels_N is None:
+        return torch.stack([negatives, flagged, zero, zero, zero])
+    label_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
+    size_K = torch.bincount(label_C[label_C >= 0], minlength=int(labels_N.max()) + 1)
+    same_own, _ = _agree(label_R, label_C, own)
+    kin_total = size_K[label_R[label_R >= 0]].sum() - same_own
+    hits, judged = (zero, zero) if kin is None else _agree(label_R, label_C, kin)
+    return torch.stack([negatives, flagged, judged, hits, kin_total])
+
+
+def _agree(label_R: Tensor, label_C: Tensor, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """How many places have two equal known labels, and how many have two known ones."""
+    row_M, col_M = label_R[places[0]], label_C[places[1]]
+    known_M = (row_M >= 0) & (col_M >= 0)
+    return (known_M & (row_M == col_M)).sum(), known_M.sum()
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.contrast import Action
+from kinfolk.actions import Action
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs, Roles
 from tests.reference import losses
@@ -213,7 +213,9 @@ def test_groups_are_never_negatives() -> None:
     z1, z2 = views(4)
     z = torch.stack([z1, z2], 1).flatten(0, 1)
     ids, groups = torch.arange(4), torch.tensor([5, 5, 6, 7])
-    pairs = Pairs(z, z, torch.stack([z2, z1], 1).flatten(0, 1).unsqueeze(1), ids, ids.repeat_interleave(2), 2, groups, groups.repeat_interleave(2))
+    pairs = Pairs(
+        z, z, torch.stack([z2, z1], 1).flatten(0, 1).unsqueeze(1), ids, ids.repeat_interleave(2), 2, groups, groups.repeat_interleave(2)
+    )
     eliminated = NTXent(0.3, Scripted(lambda row, col: Roles(kin_RC=(row < 2) & (col < 2))))(z1, z2)
     torch.testing.assert_close(NTXent(0.3).on(pairs), eliminated)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from kinfolk.contrast import ACTIONS, Action
+from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import DETECTORS, StartAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
@@ -93,7 +93,8 @@ def build(
         head,
         **_from_context(kind, context, method),
         **dict(framework_args or {}),
-        **{"detector": build_detector(method, context, detector_args or {}), "action": method.action},
+        detector=build_detector(method, context, detector_args or {}),
+        action=method.action,
     )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from kinfolk.contrast import Action
+from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.objectives import NTXent

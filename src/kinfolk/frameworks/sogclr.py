@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from kinfolk.contrast import Action
+from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.objectives import SogCLR
@@ -36,7 +36,5 @@ class SogCLRFramework(BatchFramework):
         kin_weight: float = 0.5,
         block_rows: int | None = None,
     ) -> None:
-        objective = SogCLR(
-            num_samples, temperature, gamma, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight
-        )
+        objective = SogCLR(num_samples, temperature, gamma, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
         super().__init__(encoder, head, objective)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.contrast import ACTIONS, Action, Contrast, Policy, Rows, Terms
+from kinfolk.actions import ACTIONS, Action, Policy
+from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
 from kinfolk.stats import Stats

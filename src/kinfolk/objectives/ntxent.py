@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from kinfolk.contrast import Action, Rows, Terms
+from kinfolk.actions import Action
+from kinfolk.contrast import Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Objective
 

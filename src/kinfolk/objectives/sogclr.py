@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfolk.contrast import Action, Rows, Terms
+from kinfolk.actions import Action
+from kinfolk.contrast import Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Objective
 from kinfolk.stores.per_sample import PerSample

@@ -1,0 +1,90 @@
+"""What is done about kin: eliminate (out of the denominator), attract (also a positive), reweight (a factor in the denominator).
+
+Kin are few among the candidates, so they are handled as a list of places, not as a matrix: finding the places costs one pass over the
+mask, and everything after it is proportional to their number.
+
+Dimension key: R rows of a block, C candidates, M places of kin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kinfolk.pairs import Block, Roles
+
+Action = Literal["eliminate", "attract", "reweight"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+Places = tuple[Tensor, Tensor]
+"""Rows (M,) and columns (M,)."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is done about kin.
+
+    `min_negatives` of each anchor (the least similar ones) are kept whatever the detector says, so that no row loses them all.
+    `attracted_stay`: whether attracted kin stay in the denominator (InfoNCE, SupCon) or leave it (SogCLR).
+    """
+
+    action: Action
+    kin_weight: float
+    min_negatives: int
+    attracted_stay: bool
+
+    @property
+    def removes_kin(self) -> bool:
+        return self.action == "eliminate" or (self.action == "attract" and not self.attracted_stay)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The roles of one block after the rules that hold for every detector: nobody is its own kin, no row loses all its negatives."""
+
+    kin: Places | None
+    flagged_R: Tensor
+    weight_R: Tensor
+    kin_sum_R: Tensor
+
+
+def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tensor, temperature: float) -> Settled:
+    """Applies the action to `sim_RC` in place: −inf for a negative that is left out, s + t·log w for one of weight w."""
+    if roles.drop_RC is not None:
+        roles.drop_RC[own] = False
+        sim_RC.masked_fill_(roles.drop_RC, -torch.inf)
+    dropped_R = 0 if roles.drop_RC is None else roles.drop_RC.sum(1)
+    weight_R = (block.num_negatives_R - dropped_R).to(sim_RC.dtype)
+    none_R = torch.zeros_like(weight_R)
+    if roles.kin_RC is None:
+        return Settled(None, none_R, weight_R, none_R)
+    roles.kin_RC[own] = False
+    kin = roles.kin_RC.nonzero(as_tuple=True)
+    if policy.removes_kin:
+        kin = _sparing(kin, sim_RC, weight_R, policy.min_negatives)
+    flagged_R = torch.bincount(kin[0], minlength=len(sim_RC)).to(sim_RC.dtype)
+    kin_sum_R = none_R.index_add(0, kin[0], sim_RC[kin]) if policy.action == "attract" else none_R
+    if policy.removes_kin:
+        sim_RC[kin] = -torch.inf
+        weight_R = weight_R - flagged_R
+    elif policy.action == "reweight":
+        factor_M = torch.full_like(kin[0], policy.kin_weight, dtype=sim_RC.dtype) if roles.degree_RC is None else 1 - roles.degree_RC[kin]
+        sim_RC[kin] += temperature * factor_M.log()
+        weight_R = weight_R.index_add(0, kin[0], factor_M - 1)
+    return Settled(kin, flagged_R, weight_R, kin_sum_R)
+
+
+def _sparing(kin: Places, sim_RC: Tensor, available_R: Tensor, min_negatives: int) -> Places:
+    """`kin` less the least similar ones of rows that would be left with fewer than `min_negatives`. Rare, so rows are looked at one by one."""
+    kept_R = available_R - torch.bincount(kin[0], minlength=len(sim_RC))
+    short_R = (kept_R < min_negatives) & (kept_R < available_R)
+    if not short_R.any():
+        return kin
+    spared_M = torch.zeros_like(kin[0], dtype=torch.bool)
+    for row in short_R.nonzero().flatten().tolist():
+        places = (kin[0] == row).nonzero().flatten()
+        number = min(min_negatives - int(kept_R[row]), len(places))
+        spared_M[places[sim_RC[row, kin[1][places]].topk(number, largest=False).indices]] = True
+    return kin[0][~spared_M], kin[1][~spared_M]

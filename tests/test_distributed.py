@@ -1,0 +1,112 @@
+"""Several gloo processes with unequal, asymmetric batches equal one process on the joined batch: loss, encoder gradient, state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from kinfolk.detectors import FNC, GloFND, Oracle
+from kinfolk.objectives import NTXent, Objective, SogCLR
+
+NUM_SAMPLES, SIZES = 40, (5, 3, 7)
+LABELS = torch.arange(NUM_SAMPLES) % 4
+
+
+def objective(name: str) -> Objective:
+    detector = {
+        "plain": lambda: None,
+        "fnc": lambda: FNC(top_k=2),
+        "oracle": lambda: Oracle(LABELS),
+        "glofnd": lambda: GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
+        "shared": lambda: GloFND(NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
+    }[name.partition("/")[2]]()
+    if name.startswith("ntxent"):
+        made: Objective = NTXent(0.3, detector, "attract" if "oracle" in name else "eliminate", block_rows=4)
+    else:
+        made = SogCLR(NUM_SAMPLES, 0.3, detector=detector, block_rows=4)
+    made.watch(LABELS)
+    return made.double()
+
+
+class Whole(nn.Module):
+    """Encoder and loss in one module, so that DDP sees the per-sample buffers too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Linear(6, 4).double()
+        self.objective = objective(name)
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        loss: Tensor = self.objective(self.encoder(views[0]), self.encoder(views[1]), ids)
+        return loss
+
+
+def parts(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
+    """Views and ids of every rank. In the second step, sample 3 is on all ranks at once."""
+    g = torch.Generator().manual_seed(step)
+    views = [torch.randn(2, size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank for rank, size in enumerate(SIZES[:world])]
+    order = torch.randperm(NUM_SAMPLES, generator=g)
+    ids = list(order[: sum(SIZES[:world])].split(SIZES[:world]))
+    if step == 1:
+        for mine in ids:
+            mine[0] = 3
+    return list(zip(views, ids, strict=True))
+
+
+def two_steps(module: nn.Module, whole: Whole, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    out: dict[str, Any] = {"loss": [], "gradient": []}
+    for views, ids in batches:
+        whole.zero_grad()
+        loss = module(views, ids)
+        loss.backward()
+        out["loss"].append(loss.item())
+        out["gradient"].append([p.grad.clone() for p in whole.encoder.parameters() if p.grad is not None])
+    out["state"] = {name: value.clone() for name, value in whole.objective.state_dict().items()}
+    out["counts"] = whole.objective.stats.counts()
+    return out
+
+
+def child(rank: int, world: int, folder: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    results = {}
+    for name in names:
+        whole = Whole(name)
+        results[name] = two_steps(DistributedDataParallel(whole), whole, [parts(step, world)[rank] for step in range(2)])
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in ("plain", "fnc", "oracle", "glofnd", "shared")]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    mp.spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)  # type: ignore[no-untyped-call]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+    whole, world = Whole(name), len(ranks)
+    joined = [
+        (torch.cat([v for v, _ in batch], 1), torch.cat([i for _, i in batch])) for batch in (parts(step, world) for step in range(2))
+    ]
+    single = two_steps(whole, whole, joined)
+    for rank in ranks:
+        assert rank[name]["loss"] == pytest.approx(single["loss"], rel=1e-10)
+        torch.testing.assert_close(rank[name]["gradient"], single["gradient"])
+        assert rank[name]["state"].keys() == single["state"].keys()
+        for key, value in single["state"].items():
+            torch.testing.assert_close(rank[name]["state"][key], value, msg=lambda m, key=key: f"{key}: {m}")
+            assert torch.equal(rank[name]["state"][key], ranks[0][name]["state"][key]), key
+    assert torch.equal(sum(rank[name]["counts"] for rank in ranks), single["counts"])
