@@ -61,7 +61,8 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
     if roles.kin_RC is None:
         return Settled(None, none_R, weight_R, none_R)
     roles.kin_RC[own] = False
-    kin = roles.kin_RC.nonzero(as_tuple=True)
+    row_M, col_M = roles.kin_RC.nonzero(as_tuple=True)
+    kin = (row_M, col_M)
     if policy.removes_kin:
         kin = _sparing(kin, sim_RC, weight_R, policy.min_negatives)
     flagged_R = torch.bincount(kin[0], minlength=len(sim_RC)).to(sim_RC.dtype)
@@ -77,7 +78,9 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
 
 
 def _sparing(kin: Places, sim_RC: Tensor, available_R: Tensor, min_negatives: int) -> Places:
-    """`kin` less the least similar ones of rows that would be left with fewer than `min_negatives`. Rare, so rows are looked at one by one."""
+    """`kin` less the least similar ones of rows that would be left with fewer than `min_negatives`.
+
+    Rare, so rows are looked at one by one."""
     kept_R = available_R - torch.bincount(kin[0], minlength=len(sim_RC))
     short_R = (kept_R < min_negatives) & (kept_R < available_R)
     if not short_R.any():

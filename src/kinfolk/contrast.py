@@ -86,9 +86,8 @@ class Contrast:
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
         total, counts = anchors_AD.new_zeros(()), Stats.empty(anchors_AD.device).counts()
-        grad_a, grad_c, grad_own = (
-            torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in (anchors_AD, candidates_CD, own_AP)
-        )
+        inputs = (anchors_AD, candidates_CD, own_AP)
+        grad_a, grad_c, grad_own = (torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in inputs)
         for rows, block, own in self._blocks(anchors_AD, candidates_CD):
             found = None if self.detector is None else self.detector.find(block)
             levels = (Roles(),) if found is None else found.levels
@@ -153,7 +152,7 @@ class _Function(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *(grad * x if needed else None for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)), None
 

@@ -49,7 +49,8 @@ class Pairs:
             raise ValueError(f"`candidate_ids` (={len(self.candidate_ids)}) must be as many as `candidates` (={num_candidates} rows)")
         if self.positives.ndim != 3 or len(self.positives) != num_anchors:
             raise ValueError(
-                f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors, own positives, embedding) with {num_anchors} anchors"
+                f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors, own positives, embedding) "
+                f"with {num_anchors} anchors"
             )
         if (self.groups is None) != (self.candidate_groups is None):
             raise ValueError("`groups` and `candidate_groups` must be given together")

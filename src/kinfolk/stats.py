@@ -68,8 +68,9 @@ class Stats:
 
 
 def count(block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None) -> Tensor:
-    """(5,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample. Only those are looked at one by one;
-    the number of pairs with equal labels comes from the sizes of the classes."""
+    """(5,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample.
+
+    Only those are looked at one by one; the number of pairs with equal labels comes from the sizes of the classes."""
     negatives = block.num_negatives_R.sum()
     zero = torch.zeros_like(negatives)
     flagged = zero if kin is None else zero + len(kin[0])

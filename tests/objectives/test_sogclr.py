@@ -93,7 +93,7 @@ def test_save_load_continue_is_bit_for_bit() -> None:
 
 
 def test_loading_is_strict() -> None:
-    with pytest.raises((RuntimeError, ValueError), match="size|num_samples"):
+    with pytest.raises((RuntimeError, ValueError), match=r"size|num_samples"):
         SogCLR(10, 0.1).load_state_dict(SogCLR(11, 0.1).state_dict())
 
 

@@ -25,7 +25,8 @@ class Objective(nn.Module, ABC):
     Args:
         temperature: t > 0.
         detector: says who is kin; None: nobody.
-        action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a positive), "reweight" (a factor in the denominator).
+        action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a positive), "reweight" (a factor in the
+            denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept whatever the detector says.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
         block_rows: rows of similarities held at a time; None: by the size of the cache.

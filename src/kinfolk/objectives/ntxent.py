@@ -1,6 +1,7 @@
 """NT-Xent / InfoNCE: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020, equation 1.
 
-With attraction it is SupCon: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, equation 2 (mean over positives outside the log).
+With attraction it is SupCon: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, equation 2 (mean over positives outside
+the log).
 
 Dimension key: R rows of a block, P own positives.
 """

@@ -111,7 +111,7 @@ def moving_average(old_log_u: Tensor, log_g: Tensor, gamma: float) -> Tensor:
 
 def mean_in_log_space(ids: Tensor, log_values: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct ids, and log of the mean of the values of each."""
-    unique, inverse, count = ids.unique(return_inverse=True, return_counts=True)
+    unique, inverse, count = torch.unique(ids, return_inverse=True, return_counts=True)
     top = log_values.new_full(unique.shape, -torch.inf).scatter_reduce(0, inverse, log_values, "amax")
     top = top.masked_fill(top == -torch.inf, 0.0)
     total = torch.zeros_like(top).index_add(0, inverse, (log_values - top[inverse]).exp())
