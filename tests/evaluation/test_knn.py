@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -62,7 +62,11 @@ def test_order_length_and_container_change_nothing() -> None:
     assert knn_accuracy(train_x, train_y, test_x[order], test_y[order]) == accuracy
     lengths = torch.rand(80, 1, generator=torch.Generator().manual_seed(7)) + 0.1
     assert knn_accuracy(train_x * lengths, train_y, test_x * 7, test_y) == accuracy
-    assert knn_accuracy(train_x.numpy(), train_y.numpy(), np.asarray(test_x), np.asarray(test_y)) == accuracy
+    arrays: Any = [part.numpy() for part in (train_x, train_y, test_x, test_y)]
+    assert knn_accuracy(*arrays) == accuracy
+    for array in arrays:
+        array.setflags(write=False)  # as arrays of a mapped file or a table are
+    assert knn_accuracy(*arrays) == accuracy
     assert knn_accuracy(train_x, train_y * 1000 + 3, test_x, test_y * 1000 + 3) == accuracy
 
 

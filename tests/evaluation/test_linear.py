@@ -50,7 +50,10 @@ def test_the_strength_is_the_best_on_the_held_out_part_and_the_stronger_in_a_tie
 def test_torch_and_numpy_and_order_agree() -> None:
     (train_x, train_y), (test_x, test_y) = blobs(120, 1), blobs(300, 2)
     result = linear_probe(train_x, train_y, test_x, test_y)
-    tensors = [torch.as_tensor(part) for part in (train_x, train_y, test_x, test_y)]
+    train_x.setflags(write=False)
+    train_y.setflags(write=False)
+    assert linear_probe(train_x, train_y, test_x, test_y) == result
+    tensors = [torch.tensor(part) for part in (train_x, train_y, test_x, test_y)]
     assert linear_probe(*tensors) == result
     order = np.random.default_rng(4).permutation(300)
     assert linear_probe(train_x, train_y, test_x[order], test_y[order]) == result

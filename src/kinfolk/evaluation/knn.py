@@ -64,7 +64,7 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
     if leave_one_out and len(train_x) < 2:
         raise KinfolkError("Nearest neighbours need at least two labelled samples, or a test part.")
     train_NF = functional.normalize(train_x.float(), dim=1)
-    test_MF = train_NF if test_x is None else functional.normalize(torch.as_tensor(test_x).to(train_NF.device).float(), dim=1)
+    test_MF = train_NF if test_x is None else functional.normalize(_tensor(test_x).to(train_NF.device).float(), dim=1)
     if test_MF.shape[1] != train_NF.shape[1]:
         raise ValueError(f"`test_x` (={test_MF.shape[1]} features) must have as many as `train_x` (={train_NF.shape[1]})")
     if not bool(train_NF.isfinite().all() and test_MF.isfinite().all()):
@@ -86,8 +86,14 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
     return torch.cat(predicted) if predicted else classes_C[:0]
 
 
+def _tensor(array: Array) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns of arrays it could not write to
+
+
 def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    x, y = _tensor(x), _tensor(y)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
             f"`{part}_x` (={tuple(x.shape)}) and `{part}_y` (={tuple(y.shape)}) must have the shapes (samples, features), (samples,)"

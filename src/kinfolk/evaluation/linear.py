@@ -132,8 +132,8 @@ class _Probe:
 
 
 def _labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
-    features = torch.as_tensor(x).detach().cpu().float().numpy()
-    labels = torch.as_tensor(y).cpu().numpy()
+    features = x.detach().cpu().float().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float32)
+    labels = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(
             f"`{part}_x` (={features.shape}) and `{part}_y` (={labels.shape}) must have the shapes (samples, features), (samples,)"
