@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -87,15 +87,10 @@ def build(
     detector_args: Mapping[str, Any] | None = None,
 ) -> Framework:
     """The framework with its objective and detector, ready to train."""
-    kind = FRAMEWORKS[method.framework]
-    return kind(
-        encoder,
-        head,
-        **_from_context(kind, context, method),
-        **dict(framework_args or {}),
-        detector=build_detector(method, context, detector_args or {}),
-        action=method.action,
-    )
+    kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
+    detector = build_detector(method, context, detector_args or {})
+    given = _from_context(FRAMEWORKS[method.framework], context, method)
+    return kind(encoder, head, detector=detector, action=method.action, **given, **(framework_args or {}))
 
 
 def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
@@ -104,7 +99,8 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
         return None
     kind = DETECTORS[method.detector]
     own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
-    detector = kind(**_from_context(kind, context, method), **own)
+    make: Callable[..., Detector] = kind
+    detector = make(**_from_context(kind, context, method), **own)
     start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
     if start is None:
         if update_from is not None:

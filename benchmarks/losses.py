@@ -1,0 +1,142 @@
+"""The loss alone, side by side: kinfolk with GloFND eliminating, lightly, pytorch-metric-learning, dense autograd, three matrix products.
+
+    make bench                                      # makes the environment with the peers and runs every benchmark
+    .venv-peers/bin/python benchmarks/losses.py     # this one alone
+
+Forward and backward, D = 128, float32, two threads, interleaved repetitions, medians. Then the peak memory of one call in a process of
+its own, over the batch size. A peer that is missing, or asks for more memory than the machine has, is skipped and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timing import interleaved, median, verdict
+from torch import Tensor
+
+import kinfolk as kf
+
+D, TEMPERATURE = 128, 0.1
+WANTED = {"lightly NTXentLoss": {1024: 0.6, 4096: 0.6}, "three matrix products": {4096: 1.5}}
+MEMORY_LIMIT = 400
+
+
+def embeddings(batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    centres = F.normalize(torch.randn(10, D, generator=g), dim=1)
+    z1, z2 = (centres[torch.arange(batch) % 10] + 0.1 * torch.randn(batch, D, generator=g) for _ in range(2))
+    return z1.requires_grad_(), z2.requires_grad_(), torch.arange(batch)
+
+
+def trained(loss_fn: Any, z1: Tensor, z2: Tensor, ids: Tensor) -> Any:
+    """The loss after a few visits, so that thresholds have left their start and flag what they will."""
+    for _ in range(3):
+        loss_fn(z1, z2, ids)
+    return loss_fn
+
+
+def dense(z1: Tensor, z2: Tensor) -> Tensor:
+    """NT-Xent as one matrix, gradient by autograd."""
+    z = F.normalize(torch.cat([z1, z2]), dim=1)
+    logits = (z @ z.T / TEMPERATURE).fill_diagonal_(-torch.inf)
+    return F.cross_entropy(logits, (torch.arange(len(z)) + len(z1)) % len(z))
+
+
+def products(z: Tensor, block: int = 128) -> Tensor:
+    """The floor: similarities, and the two products of the gradient, in row blocks."""
+    grad_c = torch.zeros_like(z)
+    for rows in z.split(block):  # type: ignore[no-untyped-call]
+        sim = rows @ z.T
+        grad_c += (sim @ z).sum()
+        grad_c.addmm_(sim.T, rows)
+    return grad_c
+
+
+def peer(module: str, call: Callable[[Any], Callable[[], object]]) -> Callable[[], object] | None:
+    try:
+        if module.startswith("lightly"):
+            import_module("torchvision_stub")
+        return call(import_module(module))
+    except ImportError as error:
+        print(f"{module} skipped: {error}; benchmarks/peers.sh makes an environment that has it")
+        return None
+
+
+def contenders(batch: int) -> dict[str, Callable[[], object]]:
+    z1, z2, ids = embeddings(batch)
+    glofnd = kf.GloFND(batch, alpha=0.01, init="quantile")
+    ours = trained(kf.NTXent(TEMPERATURE, glofnd), z1, z2, ids)
+    sogclr = trained(kf.SogCLR(batch, TEMPERATURE, detector=kf.GloFND(batch, alpha=0.01, init="quantile")), z1, z2, ids)
+    plain, z = kf.NTXent(TEMPERATURE), torch.cat([z1, z2]).detach()
+    runs: dict[str, Callable[[], object] | None] = {
+        "kinfolk NTXent + GloFND": lambda: ours(z1, z2, ids).backward(),
+        "kinfolk SogCLR + GloFND": lambda: sogclr(z1, z2, ids).backward(),
+        "kinfolk NTXent": lambda: plain(z1, z2, ids).backward(),
+        "three matrix products": lambda: products(z),
+        "dense autograd": lambda: dense(z1, z2).backward(),  # type: ignore[no-untyped-call]
+        "lightly NTXentLoss": peer("lightly.loss", lambda m: lambda f=m.NTXentLoss(TEMPERATURE): f(z1, z2).backward()),
+    }
+    if batch <= 1024:  # beyond, they ask for tens of gigabytes
+        labels = ids.repeat(2)
+        name = "pytorch_metric_learning.losses"
+        runs["pml SupConLoss"] = peer(name, lambda m: lambda f=m.SupConLoss(TEMPERATURE): f(torch.cat([z1, z2]), labels).backward())
+    if batch <= 256:
+        runs["pml NTXentLoss"] = peer(name, lambda m: lambda f=m.NTXentLoss(TEMPERATURE): f(torch.cat([z1, z2]), labels).backward())
+    return {key: run for key, run in runs.items() if run is not None}
+
+
+def compare(batch: int, repetitions: int) -> None:
+    times = interleaved(contenders(batch), repetitions, 0.2)
+    ours = median(times["kinfolk NTXent + GloFND"])
+    print(f"\nbatch {batch} ({2 * batch} anchors × {2 * batch} candidates), {repetitions} interleaved repetitions, median (lowest to highest)")
+    for name, values in times.items():
+        ratio, wanted = ours / median(values), WANTED.get(name, {}).get(batch)
+        said = "" if wanted is None else verdict(ratio, wanted)
+        spread = f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}"
+        print(f"{name:26}{median(values) * 1e3:10.1f} ms  {spread:>20}   NTXent + GloFND takes {ratio:5.2f}×  {said}")
+
+
+def peak_memory(batch: int) -> float:
+    """MB that one call adds to the process's peak; run in a process of its own."""
+    z1, z2, ids = embeddings(batch)
+    loss_fn = kf.NTXent(TEMPERATURE, kf.GloFND(batch, alpha=0.01, init="quantile"))
+    small = embeddings(64)
+    kf.NTXent(TEMPERATURE, kf.GloFND(64, alpha=0.01))(*small).backward()  # loads what torch loads at the first call
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loss_fn(z1, z2, ids).backward()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The loss alone, side by side.")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="*", default=[256, 1024, 4096])
+    parser.add_argument("--peak", type=int, help="print the peak memory in MB of one call at this batch size, and end")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(2)
+    if options.peak:
+        print(peak_memory(options.peak))
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, D = {D}, float32, forward + backward")
+    for batch in options.batches:
+        compare(batch, options.repetitions)
+    print("\npeak memory that NTXent + GloFND adds, forward + backward")
+    for batch in (1024, 2048, 4096, 8192):
+        answer = subprocess.run([sys.executable, __file__, "--peak", str(batch)], capture_output=True, text=True, check=True)
+        megabytes = float(answer.stdout)
+        said = verdict(megabytes, MEMORY_LIMIT) if batch == 8192 else ""
+        print(f"batch {batch:5}  {megabytes:7.1f} MB   the similarities alone would be {4 * (2 * batch) ** 2 / 2**20:7.0f} MB  {said}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What detection adds to a whole training step: views, encoder, loss, backward, optimiser. resnet10, 32×32, batch 128.
+
+    .venv/bin/python benchmarks/overhead.py
+
+Each pair of methods takes its steps in turn on the same batches; the overhead is the median over steps of the difference, in percent of
+the plain step, so that slow phases of the machine fall on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kinfolk.data.views import Views
+from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.models import build_encoder, projection_head
+
+PAIRS = (
+    ("sogclr", "sogclr+glofnd", {"alpha": 0.01, "init": "quantile"}),
+    ("simclr", "simclr+fnc", {"fraction": 0.01}),
+    ("simclr", "simclr+glofnd", {"alpha": 0.01, "init": "quantile"}),
+    ("simclr", "simclr+oracle", {}),
+)
+WANTED = 2.0
+
+
+def stepper(method: str, arguments: dict[str, Any], pixels: torch.Tensor, batch: int) -> Callable[[int], None]:
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet10", stem="cifar", width=16)
+    labels = torch.arange(len(pixels)) % 10
+    head = projection_head(encoder.output_size, encoder.output_size, 128)
+    framework = build(parse(method), encoder, head, Context(len(pixels), labels), {}, arguments)
+    framework.objective.watch(labels)
+    framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(framework.parameters(), lr=0.03, momentum=0.9)
+    views = Views("simclr", 32)
+
+    def step(number: int) -> None:
+        g = torch.Generator().manual_seed(number)
+        ids = torch.randperm(len(pixels), generator=g)[:batch]
+        made = views(pixels[ids], g)
+        made = made.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, made.shape[:2])
+        optimizer.zero_grad(set_to_none=True)
+        framework(made, ids).backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What detection adds to a training step.")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch", type=int, default=128)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    pixels = torch.randint(0, 256, (4096, 32, 32, 3), dtype=torch.uint8)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {options.batch}, {options.steps} interleaved steps, labels watched")
+    for plain, detecting, arguments in PAIRS:
+        steps = {plain: stepper(plain, {}, pixels, options.batch), detecting: stepper(detecting, arguments, pixels, options.batch)}
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for number in range(options.steps + 10):
+            order = list(steps) if number % 2 else list(steps)[::-1]
+            for name in order:
+                start = time.perf_counter()
+                steps[name](number)
+                if number >= 10:
+                    times[name].append(time.perf_counter() - start)
+        base = statistics.median(times[plain])
+        overhead = 100 * statistics.median(b - a for a, b in zip(times[plain], times[detecting], strict=True)) / base
+        reached = "reached" if overhead <= WANTED else "MISSED"
+        print(f"{plain:8}{base * 1e3:7.1f} ms   {detecting:14} {overhead:+5.1f} %   wanted ≤ {WANTED:g} %: {reached}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A warm-up for any detector: it stays silent until the embedding has some meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.pairs import Block, Roles
+
+
+class StartAt(Detector):
+    """Wraps a detector: nobody is flagged before `epoch`, and its state does not move before `update_from`.
+
+    Args:
+        detector: the wrapped one.
+        epoch: first epoch, counted from 0, in which kin are flagged.
+        update_from: first epoch in which the state moves; None: `epoch`.
+    """
+
+    paper: ClassVar[str] = "Balmaseda et al., ICML 2025, section 4.3"
+
+    def __init__(self, detector: Detector, epoch: int, update_from: int | None = None) -> None:
+        super().__init__()
+        if epoch < 0:
+            raise ValueError(f"`epoch` (={epoch}) must be at least 0")
+        if update_from is not None and not 0 <= update_from <= epoch:
+            raise ValueError(f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move before kin are flagged")
+        self.detector, self.start, self.update_from = detector, epoch, epoch if update_from is None else update_from
+
+    @property
+    def surveys(self) -> bool:  # type: ignore[override]
+        return self.detector.surveys and self.epoch >= self.update_from
+
+    def find(self, block: Block) -> Found:
+        if self.epoch < self.update_from:
+            return Found((Roles(),))
+        found = self.detector.find(block)
+        return found if self.epoch >= self.start else Found((Roles(),), found.update)
+
+    def survey(self, block: Block) -> Tensor:
+        return self.detector.survey(block)
+
+    def settle(self, measured: Tensor) -> None:
+        self.detector.settle(measured)
+
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+        self.detector.observe(ids, update)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.detector.set_progress(epoch, num_epochs)
+
+    def __repr__(self) -> str:
+        return f"StartAt({self.detector!r}, epoch={self.start}, update_from={self.update_from})"
