@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers/.installed
 RUN := runs/demo
-BENCHMARKS := import_time
+BENCHMARKS := import_time overhead thresholds
+SIDE_BY_SIDE := views losses
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: install demo test check format bench docs clean
@@ -55,7 +56,8 @@ $(PEERS): benchmarks/peers.sh pyproject.toml constraints.txt | $(STAMP)
 	@touch $@
 
 bench: $(PEERS)
-	@for script in $(BENCHMARKS); do echo "== $$script"; .venv-peers/bin/python benchmarks/$$script.py || exit 1; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in $(SIDE_BY_SIDE); do echo "== $$name"; .venv-peers/bin/python benchmarks/$$name.py || exit 1; done
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
