@@ -1,0 +1,103 @@
+"""The curves of a run as plotly figures.
+
+A figure is the plain dictionary that plotly.js draws. Colours are names of the page's palette (`accent`, `second`, `third`); the page puts
+in the values of the light or the dark theme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One panel of curves over the epochs: metric name, name in the legend and palette colour of each line."""
+
+    id: str
+    title: str
+    note: str
+    lines: tuple[tuple[str, str, str], ...]
+    percent: bool = False
+    from_zero: bool = False
+
+
+CURVES = (
+    Curve("loss", "Loss", "mean over the epoch", (("loss", "Loss", "accent"),)),
+    Curve("knn", "kNN accuracy", "weighted kNN on the encoder's features", (("knn", "kNN", "accent"),), percent=True),
+    Curve("flagged", "Flagged pairs", "share of the negatives taken for kin", (("flagged", "Flagged", "accent"),), True, True),
+    Curve(
+        "detection",
+        "Detection",
+        "flagged pairs against the labels",
+        (("precision", "Precision", "accent"), ("recall", "Recall", "second"), ("f1", "F1", "third")),
+        percent=True,
+    ),
+    Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
+    Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure with its heading, and a sentence that says in words what it shows."""
+
+    id: str
+    title: str
+    note: str
+    description: str
+    figure: dict[str, Any]
+
+
+def curve_panels(epochs: Sequence[dict[str, float]]) -> list[Panel]:
+    """One panel for each curve the run has at least one finite value of."""
+    panels = []
+    for curve in CURVES:
+        lines = {name: _points(epochs, name) for name, _, _ in curve.lines}
+        if any(x for x, _ in lines.values()):
+            traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
+            description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
+            panels.append(Panel(curve.id, curve.title, curve.note, description, {"data": traces, "layout": _layout(curve, len(traces))}))
+    return panels
+
+
+def _points(epochs: Sequence[dict[str, float]], name: str) -> tuple[list[int], list[float]]:
+    rows = [(int(row["epoch"]), row[name]) for row in epochs if name in row and math.isfinite(row[name])]
+    return [x for x, _ in rows], [y for _, y in rows]
+
+
+def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) -> dict[str, Any]:
+    few = len(x) <= 40
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if few else "lines",
+        "name": label,
+        "x": x,
+        "y": y,
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 5},
+        "hovertemplate": f"%{{y:{_format(curve)}}}" + ("<extra></extra>" if len(curve.lines) == 1 else ""),
+    }
+
+
+def _layout(curve: Curve, num_lines: int) -> dict[str, Any]:
+    return {
+        "height": 220,
+        "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
+        "hovermode": "x unified",
+        "showlegend": num_lines > 1,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {"title": {"text": "epoch", "standoff": 4}, "showgrid": False, "nticks": 6, "tickformat": "d"},
+        "yaxis": {"tickformat": ".2~p" if curve.percent else "~g", "nticks": 5, "rangemode": "tozero" if curve.from_zero else "normal"},
+    }
+
+
+def _format(curve: Curve) -> str:
+    return ".2%" if curve.percent else ".4~g"
+
+
+def _in_words(curve: Curve, label: str, x: list[int], y: list[float]) -> str:
+    first, last = (f"{value:.1%}" if curve.percent else f"{value:.4g}" for value in (y[0], y[-1]))
+    return f"{label}: {first} in epoch {x[0]}" + (f", {last} in epoch {x[-1]}" if len(x) > 1 else "")

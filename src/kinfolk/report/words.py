@@ -1,0 +1,140 @@
+"""What the page says of a run in words and figures: tiles, facts, results, data, configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kinfolk.report.record import Record
+
+PROTOCOLS = {"knn": "Weighted kNN", "linear": "Linear probe", "finetune": "Fine-tuning", "semi": "Few labels", "kin": "False negatives"}
+MAX_ROWS = 12
+MAX_FILES = 200
+
+
+def number(value: Any) -> str:
+    """A setting or a result as a person writes it."""
+    if value is None or value in ("", [], {}, ()):
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return "—" if math.isnan(value) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(number(entry) for entry in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number(entry)}" for key, entry in value.items())
+    return str(value)
+
+
+def percent(value: float | None) -> str:
+    """A share with one decimal, more where it is tiny."""
+    if value is None or not math.isfinite(value):
+        return "—"
+    return f"{value:.3%}" if 0 < abs(value) < 0.001 else f"{value:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def summary(record: Record) -> str:
+    """The sentence under the title."""
+    epochs = len(record.epochs)
+    planned = record.config.get("epochs")
+    trained = f"{epochs} of {planned} epochs" if isinstance(planned, int) and planned != epochs else f"{epochs} epoch{'s' * (epochs != 1)}"
+    images = sum(record.splits.values())
+    return f"trained for {trained}" + (f" on {images:,} images" if images else "")
+
+
+def tiles(record: Record) -> list[dict[str, str]]:
+    """The run's headline figures; only those it has."""
+    found = []
+    epochs = len(record.epochs)
+    if (knn := record.last("knn")) is not None:
+        best = max(row["knn"] for row in record.epochs if math.isfinite(row.get("knn", math.nan)))
+        found.append({"label": "kNN accuracy", "value": percent(knn), "note": f"best {percent(best)}"})
+    for result in record.results:
+        accuracy = result.get("accuracy")
+        if result["protocol"] == "linear" and isinstance(accuracy, (int, float)):
+            found.append({"label": "Linear probe", "value": percent(accuracy), "note": "on frozen features"})
+    if (f1 := record.last("f1")) is not None:
+        note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
+        found.append({"label": "Detection F1", "value": percent(f1), "note": note})
+    if (flagged := record.last("flagged")) is not None:
+        found.append({"label": "Pairs flagged", "value": percent(flagged), "note": "of the negatives"})
+    if (loss := record.last("loss")) is not None:
+        found.append({"label": "Loss", "value": f"{loss:.3f}", "note": f"epoch {epochs}"})
+    if seconds := sum(row.get("seconds", 0.0) for row in record.epochs):
+        found.append({"label": "Training time", "value": duration(seconds), "note": f"{seconds / epochs:.3g} s per epoch"})
+    return found
+
+
+def results(record: Record) -> list[dict[str, Any]]:
+    """Rows of the table of results."""
+    rows = []
+    for result in record.results:
+        accuracy = result.get("accuracy")
+        known = isinstance(accuracy, (int, float)) and math.isfinite(accuracy)
+        rows.append(
+            {
+                "title": PROTOCOLS.get(result["protocol"], result["protocol"]),
+                "accuracy": percent(accuracy) if known else "—",
+                "share": round(100 * min(max(float(accuracy), 0.0), 1.0), 1) if known and accuracy is not None else None,
+                "details": [(key.replace("_", " "), number(value)) for key, value in result.items() if key not in ("protocol", "accuracy")],
+            }
+        )
+    return rows
+
+
+def bars(counts: Iterable[tuple[str, int]], limit: int = MAX_ROWS) -> list[dict[str, Any]]:
+    """Rows of a bar list, the largest bar full."""
+    rows = list(counts)[:limit]
+    largest = max((count for _, count in rows), default=1)
+    return [{"name": name, "count": f"{count:,}", "share": round(100 * count / largest, 1)} for name, count in rows]
+
+
+def data_tables(record: Record) -> list[dict[str, Any]]:
+    """Samples per split and per class."""
+    tables = []
+    if record.splits:
+        tables.append({"title": "Samples", "rows": bars(record.splits.items()), "rest": ""})
+    if record.classes:
+        more = len(record.classes) - MAX_ROWS
+        rest = f"and {more:,} more" if more > 0 else ""
+        tables.append({"title": f"{len(record.classes):,} classes", "rows": bars(record.classes.items()), "rest": rest})
+    return tables
+
+
+def quarantine(record: Record) -> dict[str, Any] | None:
+    """How many files were refused and why; None where all were read."""
+    if not record.quarantine:
+        return None
+    reasons: dict[str, int] = {}
+    for _, reason in record.quarantine:
+        reasons[reason] = reasons.get(reason, 0) + 1
+    count = len(record.quarantine)
+    return {
+        "sentence": f"{count:,} file{' was' if count == 1 else 's were'} refused and took no part in the training.",
+        "reasons": bars(sorted(reasons.items(), key=lambda row: -row[1])),
+        "files": record.quarantine[:MAX_FILES],
+        "rest": f"and {count - MAX_FILES:,} more in quarantine.csv" if count > MAX_FILES else "",
+    }
+
+
+def configuration(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings by section, the sections' own first."""
+    general = [(key, number(value)) for key, value in config.items() if not isinstance(value, Mapping)]
+    sections = [
+        (key, [(name, number(entry)) for name, entry in value.items()]) for key, value in config.items() if isinstance(value, Mapping)
+    ]
+    return [("run", general), *((key, rows) for key, rows in sections if rows)]

@@ -1,0 +1,33 @@
+"""The curves: which are drawn, in which form, and what is said of them in words."""
+
+from __future__ import annotations
+
+import math
+
+import plotly.graph_objects as go
+import pytest
+
+from kinfolk.report.figures import curve_panels
+from tests.report.synthetic import metrics
+
+
+def test_every_metric_has_its_panel() -> None:
+    panels = {panel.id: panel for panel in curve_panels(metrics())}
+    assert list(panels) == ["loss", "knn", "flagged", "detection", "lr", "speed"]
+    assert [trace["name"] for trace in panels["detection"].figure["data"]] == ["Precision", "Recall", "F1"]
+    assert panels["knn"].figure["data"][0]["x"] == [2, 4, 6, 8, 10, 12]
+
+
+def test_what_the_run_has_not_is_left_out() -> None:
+    rows = [{"epoch": 1, "loss": 2.0, "knn": math.nan}, {"epoch": 2, "loss": math.inf}, {"epoch": 3, "loss": 1.0}]
+    (panel,) = curve_panels(rows)
+    assert panel.figure["data"][0]["x"] == [1, 3]
+    assert panel.description == "Loss: 2 in epoch 1, 1 in epoch 3"
+    assert curve_panels([]) == []
+
+
+@pytest.mark.parametrize("panel", curve_panels(metrics()), ids=lambda panel: panel.id)
+def test_plotly_knows_every_attribute(panel: object) -> None:
+    figure = getattr(panel, "figure")  # noqa: B009
+    data = [{**trace, "line": {"width": 2}, "marker": {"size": 5}} for trace in figure["data"]]  # palette names are the page's
+    go.Figure(data=data, layout=figure["layout"])

@@ -1,0 +1,175 @@
+"""The page in a browser: everything is drawn, nothing complains, nothing is fetched, hostile names stay text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfolk.report import write_report
+from kinfolk.report.page import script_json
+from tests.report.browser import Opened, launched, open_page
+from tests.report.synthetic import CONFIG, HOSTILE, features, images, make_run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = images(classes=["cat", "dog", "fox"])
+    return write_report(make_run(tmp_path_factory.mktemp("full") / "run", data=data), data, features(data))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = images(classes=HOSTILE, keys=HOSTILE)
+    config = {**CONFIG, "method": HOSTILE[0], "data": {"source": HOSTILE[2], "image_column": HOSTILE[1]}}
+    run = make_run(tmp_path_factory.mktemp("hostile") / "<img src=x onerror=window.hacked=5>", data=data, config=config)
+    (run / "eval" / "<b onclick=alert(1)>.json").write_text('{"accuracy": 2, "<i>": "</script><script>window.hacked=6</script>"}')
+    (run / "quarantine.csv").write_text("path,reason\n" + '"<script>window.hacked=7</script>","</ul><script>window.hacked=8</script>"\n')
+    return write_report(run, data, features(data))
+
+
+def assert_quiet(opened: Opened) -> None:
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_drawn(browser: Any, full: Path, width: int, scheme: str) -> None:
+    opened = open_page(browser, full, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = opened.page
+    assert page.locator(".panels figure").count() == 6
+    for panel in ("loss", "knn", "flagged", "detection", "lr", "speed"):
+        assert page.locator(f"#plot-{panel} path.js-line").count() >= 1, panel
+        assert page.locator(f"#plot-{panel}").get_attribute("aria-label"), panel
+    assert page.locator("#plot-map .point").count() == 80
+    assert page.locator(".strips img").count() == 6
+    assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("#results tbody tr").count() == 2
+    assert_quiet(opened)
+
+
+def hover(page: Any, sample: int) -> None:
+    page.evaluate("document.getElementById('map').scrollIntoView({behavior: 'instant'})")
+    box = page.locator("#plot-map .point").nth(sample).bounding_box()
+    page.mouse.move(0, 0)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
+    page.wait_for_selector("#tip:not([hidden])")
+
+
+def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None:
+    opened = open_page(browser, full)
+    hover(opened.page, 5)
+    tip = opened.page.locator("#tip")
+    key = tip.locator(".key").inner_text()
+    number = int(key.removeprefix("animals/").removesuffix(".png"))
+    assert tip.locator("b").inner_text() == ["cat", "dog", "fox"][number % 3]
+    position, size, source = opened.page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.querySelector("#tip .tile"));
+            return [style.backgroundPosition, style.width, style.backgroundImage];
+        }"""
+    )
+    side = float(size.removesuffix("px"))
+    left, top = (float(part.removesuffix("px")) for part in position.split())
+    assert source.startswith('url("data:image/webp')
+    assert (-left / side, -top / side) == (number % 9, number // 9)  # 80 pictures: a sheet of 9 columns
+    assert_quiet(opened)
+
+
+def test_a_class_can_be_highlighted_and_the_keyboard_walks_it(browser: Any, full: Path) -> None:
+    opened = open_page(browser, full)
+    page = opened.page
+    page.get_by_role("button", name="dog").click()
+    assert page.get_by_role("button", name="dog").get_attribute("aria-pressed") == "true"
+    faint = page.evaluate("[...document.querySelectorAll('#plot-map .point')].filter(p => Number(p.style.opacity) < 0.2).length")
+    assert faint == 80 - 27
+    page.locator("#plot-map").focus()
+    for expected in ("animals/0001.png", "animals/0004.png"):
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#tip .key").inner_text() == expected
+    page.keyboard.press("Escape")
+    assert not page.locator("#tip").is_visible()
+    assert_quiet(opened)
+
+
+def test_the_theme_can_be_switched_and_nothing_offers_to_upload(browser: Any, full: Path) -> None:
+    opened = open_page(browser, full, color_scheme="light")
+    before = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    opened.page.locator("#theme").click()
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    titles = opened.page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    assert titles
+    assert not [title for title in titles if "hare" in title or "loud" in title]
+    assert_quiet(opened)
+
+
+def test_it_prints(browser: Any, full: Path, tmp_path: Path) -> None:
+    opened = open_page(browser, full, color_scheme="dark")
+    opened.page.pdf(path=tmp_path / "report.pdf", format="A4")
+    assert (tmp_path / "report.pdf").stat().st_size > 20_000
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert_quiet(opened)
+
+
+def test_hostile_names_stay_text(browser: Any, hostile: Path) -> None:
+    opened = open_page(browser, hostile)
+    page = opened.page
+    for sample in range(len(HOSTILE)):
+        page.locator("#plot-map").focus()
+        page.keyboard.press("ArrowRight")
+        shown = page.locator("#tip .key").evaluate("element => element.textContent")
+        assert shown == HOSTILE[sample].encode("utf-16", "surrogatepass").decode("utf-16", "replace") or "\udce9" in HOSTILE[sample]
+    for button in page.locator("#legend button").all():
+        button.click()
+    page.locator("#data details summary").click()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("h1").inner_text() == "<img src=x onerror=window.hacked=5>"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert page.locator("main script, main [onerror], main [onclick]").count() == 0
+    assert_quiet(opened)
+
+
+def test_no_other_script_may_run(browser: Any, full: Path, tmp_path: Path) -> None:
+    text = full.read_text(encoding="utf-8").replace(
+        "</main>", "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'></main>"
+    )
+    (tmp_path / "tampered.html").write_text(text, encoding="utf-8")
+    opened = open_page(browser, tmp_path / "tampered.html")
+    assert opened.page.evaluate("window.hacked") is None
+    assert any("Content Security Policy" in complaint for complaint in opened.complaints)
+
+
+def test_a_run_with_nothing_but_its_configuration(browser: Any, tmp_path: Path) -> None:
+    config = {**CONFIG, "data": {**CONFIG["data"], "source": "nowhere-at-all"}}
+    opened = open_page(browser, write_report(make_run(tmp_path / "run", bare=True, config=config)))
+    assert opened.page.locator(".panels, #results, #plot-map, #views, #data").count() == 0
+    assert "no map" in opened.page.locator("#map").inner_text()
+    assert "resnet10" in opened.page.locator("#config").inner_text()
+    assert_quiet(opened)
+
+
+def test_without_labels_points_have_one_colour(browser: Any, tmp_path: Path) -> None:
+    data = images(num=20)
+    opened = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data)))
+    assert opened.page.locator("#legend").is_hidden()
+    assert len(set(opened.page.evaluate("[...document.querySelectorAll('#plot-map .point')].map(p => p.style.fill)"))) == 1
+    assert "PCA" in opened.page.locator("#map .intro").inner_text()
+    assert_quiet(opened)
+
+
+def test_json_cannot_leave_its_element() -> None:
+    text = script_json(["</script>", "<!--", "&amp;", "\u2028", "\udce9"])
+    assert not set("<>&\u2028") & set(text)
+    assert text.isascii()

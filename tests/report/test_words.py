@@ -1,0 +1,78 @@
+"""What the page says in words."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfolk.errors import UsageError
+from kinfolk.report import words
+from kinfolk.report.record import read_record
+from tests.report.synthetic import images, make_run
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "—"),
+        (True, "yes"),
+        (0, "0"),
+        (0.00012345, "0.0001234"),
+        (12345, "12,345"),
+        ([0.1, 1], "0.1, 1"),
+        ({"a": 1}, "a 1"),
+        ({}, "—"),
+        (math.nan, "—"),
+        ("x", "x"),
+    ],
+)
+def test_numbers(value: Any, text: str) -> None:
+    assert words.number(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.7, "1 min 00 s")])
+def test_durations(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+def test_a_full_run(tmp_path: Path) -> None:
+    record = read_record(make_run(tmp_path / "run", data=images(classes=["cat", "dog"])))
+    assert [tile["label"] for tile in words.tiles(record)] == [
+        "kNN accuracy",
+        "Linear probe",
+        "Detection F1",
+        "Pairs flagged",
+        "Loss",
+        "Training time",
+    ]
+    assert words.summary(record) == "trained for 12 epochs on 80 images"
+    assert [row["accuracy"] for row in words.results(record)] == ["93.0%", "95.0%"]
+    assert record.splits == {"train": 60, "test": 20}
+    assert record.classes == {"cat": 40, "dog": 40}
+    refused = words.quarantine(record)
+    assert refused is not None
+    assert [(row["name"], row["count"]) for row in refused["reasons"]] == [("truncated", "2"), ("zero bytes", "1")]
+
+
+def test_a_bare_run(tmp_path: Path) -> None:
+    record = read_record(make_run(tmp_path / "run", bare=True))
+    assert words.tiles(record) == words.results(record) == words.data_tables(record) == []
+    assert words.quarantine(record) is None
+    assert words.summary(record) == "trained for 0 of 12 epochs"
+
+
+def test_a_killed_and_resumed_run_counts_each_epoch_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", bare=True)
+    lines = ['{"epoch": 1, "loss": 3}', '{"epoch": 2, "loss": 2.5}', '{"epoch": 2, "loss": 2}', '{"epoch": 3, "lo']
+    (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert [(row["epoch"], row["loss"]) for row in read_record(run).epochs] == [(1, 3), (2, 2)]
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run folder"):
+        read_record(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"no config\.yaml"):
+        read_record(tmp_path)
