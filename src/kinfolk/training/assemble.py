@@ -1,0 +1,115 @@
+"""From what the user said to a configuration without open questions, and from that to the things it describes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kinfolk.data.seeding import derive_seed
+from kinfolk.data.views import Views
+from kinfolk.detectors import DETECTORS
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.frameworks import FRAMEWORKS, Framework
+from kinfolk.frameworks.method import Context, build, detector_arguments, framework_arguments, parse
+from kinfolk.models import build_encoder, projection_head
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.devices import resolve_trainer
+from kinfolk.training.method_args import checked_arguments, written_arguments
+from kinfolk.training.optimizers import build_optimizer, scaled_lr
+from kinfolk.training.recipes import load_recipe
+from kinfolk.training.schedules import build_scheduler
+
+if TYPE_CHECKING:
+    from kinfolk.data.images import ImageData
+
+
+def assemble(
+    stored: TrainConfig | None,
+    recipe: str | os.PathLike[str] | None,
+    arguments: Mapping[str, Any],
+    settings: Sequence[str] | Mapping[str, Any],
+) -> TrainConfig:
+    """A recipe, or the run's own configuration, or the defaults; on top the arguments that are not None; on top the settings; resolved."""
+    config = load_recipe(recipe) if recipe is not None else stored or TrainConfig()
+    config = config.with_settings({key: value for key, value in arguments.items() if value is not None})
+    return resolve(config.with_settings(settings))
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """Everything that was left to be decided is decided, and the method's arguments are checked and completed."""
+    method = parse(config.method)
+    if config.optimizer.warmup_epochs > config.epochs:
+        raise UsageError(f"`optimizer.warmup_epochs` (={config.optimizer.warmup_epochs:g}) must be at most `epochs` (={config.epochs})")
+    document = config.model_dump(mode="json")
+    document["method"] = str(method)
+    document["framework"] = written_arguments(
+        FRAMEWORKS[method.framework], framework_arguments(method), config.framework, "framework", method.framework
+    )
+    if method.detector is not None:
+        detector = DETECTORS[method.detector]
+        document["detector"] = written_arguments(detector, detector_arguments(method), config.detector, "detector", method.detector)
+    elif config.detector:
+        raise UsageError(
+            f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write the method as {method}+NAME"
+        )
+    document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
+    document["data"]["image_size"] = config.data.image_size or math.ceil(config.views.size * 8 / 7)
+    build_views(config)
+    return TrainConfig.of(document)
+
+
+def build_views(config: TrainConfig) -> Views:
+    """The views of a training; `Views.evaluate` prepares pictures for its encoder."""
+    return Views(config.views.preset, config.views.size, **config.views.options)
+
+
+def build_framework(config: TrainConfig, data: ImageData) -> Framework:
+    """The untrained framework. Its weights are a function of the seed."""
+    method = parse(config.method)
+    labels = None if data.labels is None else data.labels[: data.num_train]
+    framework_args = checked_arguments(
+        FRAMEWORKS[method.framework], framework_arguments(method), config.framework, "framework", method.framework
+    )
+    detector_args = {}
+    if method.detector is not None:
+        detector = DETECTORS[method.detector]
+        detector_args = checked_arguments(detector, detector_arguments(method), config.detector, "detector", method.detector)
+    torch.manual_seed(derive_seed(config.seed, "weights"))
+    model, head = config.model, config.head
+    try:
+        encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained)
+        size: int = encoder.output_size
+        projection = projection_head(
+            size, head.hidden_size or size, head.out_size, layers=head.layers, norm=head.norm, last_norm=head.last_norm
+        )
+        framework = build(method, encoder, projection, Context(data.num_train, labels), framework_args, detector_args)
+    except KinfolkError:
+        raise
+    except ValueError as error:  # the constructors' own checks: argument, rule and value
+        raise UsageError(f"{method} cannot be built: {error}") from error
+    framework.objective.watch(labels)
+    return framework
+
+
+def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:
+    """Optimiser and schedule in Lightning's form. The rate scales with the samples of an optimiser step, accumulated ones included."""
+    chosen = config.optimizer
+    steps = math.ceil(num_batches / config.trainer.accumulate)
+    optimizer = build_optimizer(
+        chosen.name,
+        framework,
+        scaled_lr(chosen.lr, config.batch_size * config.trainer.accumulate, chosen.lr_scaling),
+        weight_decay=chosen.weight_decay,
+        momentum=chosen.momentum,
+        nesterov=chosen.nesterov,
+        betas=chosen.betas,
+        trust=chosen.trust,
+    )
+    milestones = [round(epoch * steps) for epoch in chosen.milestones]
+    warmup = round(chosen.warmup_epochs * steps)
+    scheduler = build_scheduler(optimizer, config.epochs * steps, warmup, chosen.schedule, milestones, chosen.factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,0 +1,56 @@
+"""Nearest-neighbour accuracy during training: how well the encoder's features separate the labels, with nothing trained on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfolk.data.images import ImageData
+from kinfolk.data.seeding import generator
+from kinfolk.data.views import Views
+from kinfolk.evaluation.embed import embed
+from kinfolk.evaluation.knn import knn_accuracy
+from kinfolk.training.config import KnnConfig
+from kinfolk.training.module import TrainingModule
+
+TEST_SPLITS = ("val", "test")
+
+
+class Knn:
+    """A measurement of the journal: `knn`, every so many epochs and after the last one.
+
+    Classified are the validation or test samples by the training samples; where there are none of them, the training samples by each other.
+    Nothing is measured without labels.
+    """
+
+    def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
+        self.data, self.views, self.config, self.epochs, self.autocast = data, views, config, epochs, autocast
+        self.bank, self.queries = _parts(data, config.max_samples, seed)
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        every = self.config.every
+        if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
+            return {}
+        assert self.data.labels is not None
+        ids = self.bank if self.queries is None else torch.cat((self.bank, self.queries))
+        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
+        labels, size = self.data.labels[ids], len(self.bank)
+        test_x, test_y = (None, None) if self.queries is None else (features[size:], labels[size:])
+        return {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
+
+
+def _parts(data: ImageData, max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of the labelled training samples, and of the labelled samples of the first other split there is."""
+    if data.labels is None:
+        return None, None
+    labelled = data.labels >= 0
+    bank = labelled[: data.num_train].nonzero()[:, 0]
+    if len(bank) < 2:
+        return None, None
+    if len(bank) > max_samples:
+        bank = bank[torch.randperm(len(bank), generator=generator(seed, "knn"))[:max_samples].sort().values]
+    for split in TEST_SPLITS:
+        ids = torch.tensor([i for i, name in enumerate(data.samples.splits) if name == split and labelled[i]], dtype=torch.int64)
+        if len(ids):
+            return bank, ids[:max_samples]
+    return bank, None

@@ -1,0 +1,90 @@
+"""Batches of one epoch after another, as a function of seed, epoch and position: nothing random has to be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kinfolk.data.seeding import generator
+from kinfolk.errors import UsageError
+
+
+class PixelSource(Protocol):
+    """What the loader needs of the data; `ImageData` has it."""
+
+    @property
+    def num_train(self) -> int: ...
+    def pixels(self, ids: Tensor) -> Tensor: ...
+    def aspect(self, ids: Tensor) -> Tensor: ...
+
+
+class BatchLoader:
+    """Yields this rank's part of every joined batch, and can go on in the middle of an epoch.
+
+    The joined batch of a step is `batch_size` ids of the epoch's permutation; rank r holds the r-th part of it, so that the parts in the
+    order of ranks are the batch one process would have. The last, smaller batch of an epoch is dropped. The next batch is read while the
+    current one is trained on.
+
+    Yields:
+        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers.
+
+    State: `epoch` and `position`, the number of batches of this epoch already handed out.
+    """
+
+    def __init__(self, data: PixelSource, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        if batch_size > data.num_train:
+            raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={data.num_train})")
+        if batch_size % world_size:
+            raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
+        self.data, self.batch_size, self.seed = data, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+        self.position = 0
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, wherever this one began."""
+        return self.data.num_train // self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch."""
+        self.epoch, self.position = epoch, 0
+
+    def ids(self, epoch: int, step: int) -> Tensor:
+        """(B,) the sample ids this rank has in one step."""
+        return self._part(self._order(epoch), step)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """From the current position to the end of the epoch. Position and epoch are read when the first batch is asked for."""
+        epoch, order = self.epoch, self._order(self.epoch)
+        if self.position >= len(self):
+            return
+        with ThreadPoolExecutor(1, "kinfolk-batches") as reader:
+            coming = reader.submit(self._read, order, epoch, self.position)
+            while self.position < len(self):
+                batch = coming.result()
+                self.position += 1
+                if self.position < len(self):
+                    coming = reader.submit(self._read, order, epoch, self.position)
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    def _order(self, epoch: int) -> Tensor:
+        return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
+
+    def _part(self, order: Tensor, step: int) -> Tensor:
+        share = self.batch_size // self.world_size
+        start = step * self.batch_size + self.rank * share
+        return order[start : start + share]
+
+    def _read(self, order: Tensor, epoch: int, step: int) -> dict[str, Any]:
+        ids = self._part(order, step)
+        return {"pixels": self.data.pixels(ids), "aspect": self.data.aspect(ids), "ids": ids, "epoch": epoch, "step": step}

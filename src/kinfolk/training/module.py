@@ -1,0 +1,139 @@
+"""The Lightning module: makes views of a batch on the device, asks the framework for the loss, and stops on one that is not finite.
+
+Dimension key: B batch, V views, N data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kinfolk import distributed
+from kinfolk.data.seeding import derive_seed, generator
+from kinfolk.errors import KinfolkError
+from kinfolk.training.loader import BatchLoader, PixelSource
+
+if TYPE_CHECKING:
+    from kinfolk.frameworks.base import Framework
+
+
+class NonFiniteLossError(KinfolkError):
+    """The loss of a step was not a finite number."""
+
+
+class ViewMaker(Protocol):
+    """What the module needs of the views; `Views` has it."""
+
+    def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor: ...
+
+
+class TrainingModule(pl.LightningModule):
+    """A framework in training.
+
+    All randomness of a step is a function of seed, epoch, step and rank: the views have a generator of their own, and torch's global
+    generator, which dropout and the like draw from, is set anew before every step. A resumed training therefore needs none of it restored.
+
+    Args:
+        framework: what is trained; the whole state of the training is its `state_dict`.
+        data: the samples.
+        views: makes the views from uint8 pixels.
+        optimizers: (framework, steps per epoch) → what `configure_optimizers` returns.
+        method: its name, for messages.
+        batch_size: over all ranks together.
+        epochs, seed: of the whole training.
+        channels_last: memory layout of views and encoder.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        data: PixelSource,
+        views: ViewMaker,
+        optimizers: Callable[[Framework, int], Any],
+        *,
+        method: str,
+        batch_size: int,
+        epochs: int,
+        seed: int,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        self.framework, self.data, self.views, self.optimizer_factory = framework, data, views, optimizers
+        self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
+        self.loader: BatchLoader | None = None
+        self.channels_last = channels_last and not _crashes_channels_last(framework)
+        if self.channels_last:
+            framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def setup(self, stage: str) -> None:
+        # DDP copies rank 0's buffers to all ranks before every forward. For the running statistics of BatchNorm that is wanted; thresholds,
+        # moving averages, queues and banks are equal on all ranks already, and copying N rows a step would cost more than the step.
+        self._ddp_params_and_buffers_to_ignore = _buffers_outside_norms(self)
+
+    def train_dataloader(self) -> BatchLoader:
+        self.loader = BatchLoader(self.data, self.batch_size, self.seed, self.trainer.global_rank, self.trainer.world_size)
+        return self.loader
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer_factory(self.framework, self.data.num_train // self.batch_size)
+
+    def on_train_epoch_start(self) -> None:
+        """Called at the beginning of an epoch only; in the middle of one, Lightning restores the loader's position instead."""
+        assert self.loader is not None
+        self.loader.set_epoch(self.current_epoch)
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        epoch, step = batch["epoch"], batch["step"]
+        assert (epoch, step) == (self.current_epoch, batch_idx), "the loader and Lightning disagree on where the training is"
+        torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
+        self.framework.set_progress(epoch, self.epochs)
+        loss: Tensor = self.framework(self.make_views(batch), batch["ids"])
+        self._require_finite(loss, batch)
+        return loss
+
+    def make_views(self, batch: dict[str, Any]) -> Tensor:
+        """(V, B, 3, H, W) the views of one batch, in full precision whatever the training's."""
+        draw = generator(self.seed, "views", batch["epoch"], batch["step"], self.global_rank, device=self.device)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            views = self.views(batch["pixels"], draw, aspect=batch["aspect"], num_views=self.framework.num_views)
+        if self.channels_last:
+            return views.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(views.shape)
+        return views
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.framework.after_step()
+
+    def _require_finite(self, loss: Tensor, batch: dict[str, Any]) -> None:
+        """Raises on all ranks if any rank's loss is not finite; the step is then not taken, and the last checkpoint stays as it is."""
+        failed = (~torch.isfinite(loss.detach()).all()).to(torch.int64)
+        if distributed.world_size() > 1:
+            dist.all_reduce(failed, dist.ReduceOp.MAX)
+        if failed:
+            epoch, step, ids = batch["epoch"] + 1, batch["step"] + 1, ", ".join(map(str, batch["ids"].tolist()[:512]))
+            raise NonFiniteLossError(
+                f"the loss of {self.method} is {loss.item()} at step {self.global_step} (epoch {epoch}, batch {step}); the last good "
+                f"checkpoint was kept. Try a lower learning rate or a higher temperature. Sample ids of the batch: {ids}"
+            )
+
+
+def _crashes_channels_last(module: nn.Module) -> bool:
+    """Whether a part is a strided 1×1 convolution of 2 to 7 channels, whose gradient in channels-last layout oneDNN writes beyond its
+    memory on the CPU (torch 2.13)."""
+    convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
+    return any(part.in_channels < 8 and part.kernel_size == (1, 1) and part.stride != (1, 1) for part in convolutions)
+
+
+def _buffers_outside_norms(module: nn.Module) -> list[str]:
+    """Names of all buffers that do not belong to a BatchNorm."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        if not isinstance(part, nn.modules.batchnorm._NormBase)
+        for name, _ in part.named_buffers(recurse=False)
+    ]

@@ -1,0 +1,102 @@
+"""What is seen during training: a bar with loss, kNN, flagged share, speed and time left; without a terminal, one line for each epoch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from kinfolk.training.journal import Journal
+from kinfolk.training.log import FILE_ONLY
+from kinfolk.training.module import TrainingModule
+
+LOG = logging.getLogger("kinfolk.training")
+SMOOTHING = 0.95
+
+
+class ProgressBar(pl.Callback):
+    """Shows the progress of all epochs as one bar. Must come after `Journal`, whose last line it shows.
+
+    Args:
+        console: where to draw; None: nowhere, the lines go to the log file only.
+        journal: knows the figures of the last finished epoch.
+        epochs: of the whole training.
+    """
+
+    def __init__(self, console: Console | None, journal: Journal, epochs: int) -> None:
+        self.console, self.journal, self.epochs = console, journal, epochs
+        self._bar: Progress | None = None
+        self._seconds_per_step: float | None = None
+        self._loss: float | None = None
+        self._last = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._last = time.perf_counter()
+        if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
+            return
+        text = TextColumn("{task.description}")
+        self._bar = Progress(
+            text, BarColumn(None), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), console=self.console, expand=True
+        )
+        total, done = self.epochs * int(trainer.num_training_batches), trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        self._task = self._bar.add_task("training", total=total, completed=done, figures="")
+        self._bar.start()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._bar is None:
+            return
+        assert isinstance(module, TrainingModule)
+        now = time.perf_counter()
+        took, self._last = now - self._last, now
+        self._seconds_per_step = took if self._seconds_per_step is None else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
+        loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
+        self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
+        figures = {**self.journal.row, "loss": self._loss, "images_per_second": module.batch_size / self._seconds_per_step}
+        left = self._seconds_per_step * ((self.epochs - trainer.current_epoch) * int(trainer.num_training_batches) - batch_idx - 1)
+        self._bar.update(
+            self._task,
+            advance=1,
+            description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
+            figures=f"{describe(figures)}  {duration(left)} left",
+        )
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        row = self.journal.row
+        line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
+        left = row["seconds"] * (self.epochs - row["epoch"])
+        LOG.info("%s", f"{line}  {duration(left)} left" if left else line, extra={FILE_ONLY: self._bar is not None})
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def describe(row: dict[str, float]) -> str:
+    """The figures of a line, in few words."""
+    parts = [f"loss {row['loss']:.3f}"]
+    parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
+    parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
+    parts += [f"F1 {row['f1']:.2f}"] if "f1" in row else []
+    return "  ".join([*parts, f"{row['images_per_second']:.0f} images/s"])
+
+
+def duration(seconds: float) -> str:
+    """3725 → "1 h 02 min"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {int(seconds):02d} s" if minutes else f"{int(seconds)} s"

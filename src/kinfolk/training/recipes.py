@@ -1,0 +1,46 @@
+"""Recipes: ready configurations, each a commented YAML document that says what it is for and what to expect."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kinfolk.errors import UsageError
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.keys import nearest
+
+FOLDER = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes that come with the library.
+
+    Example:
+        >>> "simclr-cpu" in recipe_names()
+        True
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def recipe_path(recipe: str | os.PathLike[str]) -> Path:
+    """The document of a recipe, by its name or by the path of a YAML file."""
+    named = FOLDER / f"{os.fspath(recipe)}.yaml"
+    if isinstance(recipe, str) and recipe in recipe_names():
+        return named
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise UsageError(f"there is no recipe file {path}; the recipes of the library are {', '.join(recipe_names())}")
+    raise UsageError(f"unknown recipe `{recipe}`{nearest(os.fspath(recipe), recipe_names())}")
+
+
+def load_recipe(recipe: str | os.PathLike[str]) -> TrainConfig:
+    """The configuration of a recipe; what it does not say has its default."""
+    return TrainConfig.load(recipe_path(recipe))
+
+
+def recipe_summary(recipe: str | os.PathLike[str]) -> str:
+    """The first line of the document's header."""
+    first = recipe_path(recipe).read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("#").strip()

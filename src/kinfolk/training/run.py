@@ -1,0 +1,135 @@
+"""The folder of a run: what it holds, who may write into it, and what `overwrite` may remove."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import UsageError
+from kinfolk.training.checkpoint import UNFINISHED, write_text
+
+WRITTEN = (
+    "config.yaml",
+    "samples.parquet",
+    "quarantine.csv",
+    "metrics.jsonl",
+    "train.log",
+    "model.safetensors",
+    "model.json",
+    "report.html",
+    "checkpoints",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "eval",
+    "cache",
+    ".launch",
+)
+"""Everything kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
+
+LEFTOVERS = (UNFINISHED, ".safetensors.partial", ".json.partial")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk; what `train` returns.
+
+    Args:
+        path: the folder.
+        rank: of this process among those that train; only rank zero writes.
+
+    Example:
+        >>> Run(Path("runs/photos")).checkpoint.as_posix()
+        'runs/photos/checkpoints/last.ckpt'
+    """
+
+    path: Path
+    rank: int = 0
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.parquet"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine.csv"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def launch(self) -> Path:
+        """Where rank zero tells the others that everything is prepared."""
+        return self.path / ".launch"
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything of a run is there."""
+        return any((self.path / name).exists() for name in WRITTEN)
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, one for each finished epoch."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def require_unused(self) -> None:
+        """Refuses a folder that is in use."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            what = "already holds a run" if self.exists else "is not empty"
+            raise UsageError(f"`out` (={self.path}) {what}; resume it, overwrite it, or give another folder")
+
+    def clear(self, keep: tuple[str, ...] = ()) -> None:
+        """Removes what a run wrote, and nothing else; of that not what `keep` names."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
+        for name in [name for name in WRITTEN if name not in keep]:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Removes files that a killed process left half written."""
+        for entry in [entry for suffix in LEFTOVERS for entry in self.path.rglob(f"*{suffix}")]:
+            entry.unlink()
+
+    def cut_metrics(self, step: int) -> None:
+        """Drops the lines after `step`, and a half-written one: what the resumed training will write again."""
+        if not self.metrics.exists():
+            return
+        kept = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if row["step"] > step:
+                break
+            kept.append(line + "\n")
+        write_text(self.metrics, "".join(kept))
