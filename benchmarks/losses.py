@@ -97,7 +97,9 @@ def contenders(batch: int) -> dict[str, Callable[[], object]]:
 def compare(batch: int, repetitions: int) -> None:
     times = interleaved(contenders(batch), repetitions, 0.2)
     ours = median(times["kinfolk NTXent + GloFND"])
-    print(f"\nbatch {batch} ({2 * batch} anchors × {2 * batch} candidates), {repetitions} interleaved repetitions, median (lowest to highest)")
+    print(
+        f"\nbatch {batch} ({2 * batch} anchors × {2 * batch} candidates), {repetitions} interleaved repetitions, median (lowest to highest)"
+    )
     for name, values in times.items():
         ratio, wanted = ours / median(values), WANTED.get(name, {}).get(batch)
         said = "" if wanted is None else verdict(ratio, wanted)

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
-from kinfolk.objectives import NTXent, SogCLR
-from kinfolk.pairs import Pairs
-from kinfolk.stats import Stats
-
 if TYPE_CHECKING:
-    from kinfolk.training.train import train
+    from kinfolk.detectors import FNC as FNC
+    from kinfolk.detectors import GloFND as GloFND
+    from kinfolk.detectors import Oracle as Oracle
+    from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.objectives import NTXent as NTXent
+    from kinfolk.objectives import SogCLR as SogCLR
+    from kinfolk.pairs import Pairs as Pairs
+    from kinfolk.stats import Stats as Stats
+    from kinfolk.training.train import train as train
 
 __version__ = "0.1.0"
 
-__all__ = ["FNC", "GloFND", "NTXent", "Oracle", "Pairs", "SogCLR", "StartAt", "Stats", "__version__", "train"]
+# A name is loaded when it is first asked for: the losses need only torch, `train` also Lightning, and `kinfolk --help` neither.
+_HOME = {
+    "FNC": "kinfolk.detectors",
+    "GloFND": "kinfolk.detectors",
+    "NTXent": "kinfolk.objectives",
+    "Oracle": "kinfolk.detectors",
+    "Pairs": "kinfolk.pairs",
+    "SogCLR": "kinfolk.objectives",
+    "StartAt": "kinfolk.detectors",
+    "Stats": "kinfolk.stats",
+    "train": "kinfolk.training.train",
+}
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    """Training pulls in Lightning, so it is loaded when it is asked for."""
-    if name == "train":
-        from kinfolk.training.train import train
+    if name not in _HOME:
+        raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
 
-        return train
-    raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
