@@ -61,11 +61,13 @@ def products(z: Tensor, block: int = 128) -> Tensor:
     return grad_c
 
 
-def peer(module: str, call: Callable[[Any], Callable[[], object]]) -> Callable[[], object] | None:
+def peer(module: str, name: str, *inputs: Tensor) -> Callable[[], object] | None:
+    """Forward and backward of another library's loss."""
     try:
         if module.startswith("lightly"):
             import_module("torchvision_stub")
-        return call(import_module(module))
+        loss_fn = getattr(import_module(module), name)(temperature=TEMPERATURE)
+        return lambda: loss_fn(*inputs).backward()
     except ImportError as error:
         print(f"{module} skipped: {error}; benchmarks/peers.sh makes an environment that has it")
         return None
@@ -83,23 +85,19 @@ def contenders(batch: int) -> dict[str, Callable[[], object]]:
         "kinfolk NTXent": lambda: plain(z1, z2, ids).backward(),
         "three matrix products": lambda: products(z),
         "dense autograd": lambda: dense(z1, z2).backward(),  # type: ignore[no-untyped-call]
-        "lightly NTXentLoss": peer("lightly.loss", lambda m: lambda f=m.NTXentLoss(TEMPERATURE): f(z1, z2).backward()),
+        "lightly NTXentLoss": peer("lightly.loss", "NTXentLoss", z1, z2),
     }
     if batch <= 1024:  # beyond, they ask for tens of gigabytes
-        labels = ids.repeat(2)
-        name = "pytorch_metric_learning.losses"
-        runs["pml SupConLoss"] = peer(name, lambda m: lambda f=m.SupConLoss(TEMPERATURE): f(torch.cat([z1, z2]), labels).backward())
+        runs["pml SupConLoss"] = peer("pytorch_metric_learning.losses", "SupConLoss", torch.cat([z1, z2]), ids.repeat(2))
     if batch <= 256:
-        runs["pml NTXentLoss"] = peer(name, lambda m: lambda f=m.NTXentLoss(TEMPERATURE): f(torch.cat([z1, z2]), labels).backward())
+        runs["pml NTXentLoss"] = peer("pytorch_metric_learning.losses", "NTXentLoss", torch.cat([z1, z2]), ids.repeat(2))
     return {key: run for key, run in runs.items() if run is not None}
 
 
 def compare(batch: int, repetitions: int) -> None:
     times = interleaved(contenders(batch), repetitions, 0.2)
     ours = median(times["kinfolk NTXent + GloFND"])
-    print(
-        f"\nbatch {batch} ({2 * batch} anchors × {2 * batch} candidates), {repetitions} interleaved repetitions, median (lowest to highest)"
-    )
+    print(f"\nbatch {batch} ({2 * batch} anchors × {2 * batch} candidates), {repetitions} interleaved repetitions, medians (range)")
     for name, values in times.items():
         ratio, wanted = ours / median(values), WANTED.get(name, {}).get(batch)
         said = "" if wanted is None else verdict(ratio, wanted)

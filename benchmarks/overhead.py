@@ -59,9 +59,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(2)
     pixels = torch.randint(0, 256, (4096, 32, 32, 3), dtype=torch.uint8)
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {options.batch}, {options.steps} interleaved steps, labels watched"
-    )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {options.batch}, labels watched")
+    print(f"{options.steps} interleaved steps each")
     for plain, detecting, arguments in PAIRS:
         steps = {plain: stepper(plain, {}, pixels, options.batch), detecting: stepper(detecting, arguments, pixels, options.batch)}
         times: dict[str, list[float]] = {name: [] for name in steps}

@@ -30,10 +30,8 @@ def limited(data: Path, limit: int | None, out: Path) -> Path:
     cut = out / f"{data.stem}-{limit}.npz"
     if not cut.exists():
         with np.load(data) as arrays:
-            kept = {
-                name: arrays[name][:limit] if name in ("x_train", "y_train") else arrays[name]
-                for name in ("x_train", "y_train", "x_test", "y_test")
-            }
+            kept = {name: arrays[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+        kept |= {name: kept[name][:limit] for name in ("x_train", "y_train")}
         out.mkdir(parents=True, exist_ok=True)
         np.savez(cut.with_suffix(".partial.npz"), **kept)
         cut.with_suffix(".partial.npz").replace(cut)
@@ -100,10 +98,8 @@ def table(figures: dict[str, list[dict[str, float]]]) -> str:
             gain = {key: statistics.mean(column[key]) - statistics.mean(other[key]) for key in other}
             against = f"{gain['knn']:+.1f} / {gain['linear']:+.1f}"
         p = p_value(column["linear"], other["linear"]) if base is not runs else "–"
-        shares = " | ".join(cell(column[key]) for key in COLUMNS[2:])
-        lines.append(
-            f"| {name} | {cell(column['knn'])} | {cell(column['linear'])} | {against} | {p} | {shares} | {cell(column['seconds'])} |"
-        )
+        cells = [cell(column["knn"]), cell(column["linear"]), against, p, *(cell(column[key]) for key in (*COLUMNS[2:], "seconds"))]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
