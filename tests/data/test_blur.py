@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.reference import augmentation as reference
 
 from kinfolk.data.blur import blur_matrices, taps_for
+from tests.reference import augmentation as reference
 
 
 @pytest.mark.parametrize(("size", "num_taps"), [(16, 3), (16, 7), (5, 5), (4, 1), (1, 1)])

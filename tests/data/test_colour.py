@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
-from tests.reference import augmentation as reference
 from torch import Tensor
 
 from kinfolk.data.colour import jitter, recolour, to_grey, turn
+from tests.reference import augmentation as reference
 
 NEVER, ALWAYS = torch.tensor([False]), torch.tensor([True])
 

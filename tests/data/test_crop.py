@@ -7,12 +7,12 @@ import random
 
 import pytest
 import torch
-from tests.reference import augmentation as reference
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from kinfolk.data import crop
 from kinfolk.data.crop import NUM_TRIES, centred_boxes, crop_boxes, resample, resize_weights
+from tests.reference import augmentation as reference
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.reference import augmentation as reference
 from torch import Tensor
 
 from kinfolk.data import crop
@@ -17,6 +16,7 @@ from kinfolk.data.draws import NUM_UNIFORM, draw
 from kinfolk.data.presets import PRESETS
 from kinfolk.data.views import IMAGENET_MEAN, IMAGENET_STD, Views
 from kinfolk.errors import UsageError
+from tests.reference import augmentation as reference
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -7,12 +7,12 @@ import random
 
 import pytest
 import torch
-from tests.reference import augmentation as reference
 from torch import Tensor
 
 from kinfolk.data.draws import NUM_UNIFORM, draw
 from kinfolk.data.presets import Augmentation, augmentations
 from kinfolk.data.views import Views
+from tests.reference import augmentation as reference
 
 NUM = 20_000
 
