@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Mapping
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -28,15 +32,17 @@ class ArraySource(Source):
         sizes = sorted({images.shape[1:3] for images, _ in parts})
         self.name, self.classes, self.refused = name, classes, []
         self.native_size = (int(sizes[0][0]), int(sizes[0][1])) if len(sizes) == 1 else None
-        self._parts, self._items, self._modified_ns = parts, items, modified_ns
-        self._starts = np.cumsum([0, *(len(images) for images, _ in parts)])
+        self._parts, self._items = parts, items
+        self._starts = [sum(len(images) for images, _ in parts[:part]) for part in range(len(parts))]
+        self._stats = [(math.prod(images.shape[1:]), modified_ns) for images, _ in parts]
 
     def items(self) -> list[Item]:
         return self._items
 
     def load(self, index: int) -> Pixels:
-        images, scale, row = self._find(index)
-        return scale(images[row])
+        part = bisect_right(self._starts, index) - 1
+        images, scale = self._parts[part]
+        return scale(images[index - self._starts[part]])
 
     def label(self, index: int) -> int | None:
         return self._items[index].label
@@ -45,13 +51,7 @@ class ArraySource(Source):
         return None
 
     def stat(self, index: int) -> tuple[int, int]:
-        images, _, _ = self._find(index)
-        return int(np.prod(images.shape[1:])), self._modified_ns
-
-    def _find(self, index: int) -> tuple[Pixels, Scale, int]:
-        part = int(np.searchsorted(self._starts, index, side="right")) - 1
-        images, scale = self._parts[part]
-        return images, scale, index - int(self._starts[part])
+        return self._stats[bisect_right(self._starts, index) - 1]
 
 
 def array_source(
@@ -87,40 +87,38 @@ def array_source(
 
 def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
     """A `.npz` with `x_train` / `y_train` / `x_test` / `y_test` or `images` / `labels` (and perhaps `classes`), or a `.npy`."""
-    modified_ns = path.stat().st_mtime_ns
+    modified_ns, name, classes = path.stat().st_mtime_ns, f"`{path}`", None
     if path.suffix.lower() == ".npy":
-        return array_source({"train": (_read(path, None), labels)}, name=f"`{path}`", modified_ns=modified_ns)
-    arrays = _read(path, None)
-    try:
-        names = set(arrays.files)
-        classes = [str(value) for value in _read(path, "classes", arrays).ravel()] if "classes" in names else None
-        if "images" in names:
-            wanted = {"train": ("images", "labels")}
-        else:
-            wanted = {split: (images, labels_) for images, (split, labels_) in _PAIRS.items() if images in names}
+        with _clear_errors(name):
+            images = np.lib.format.open_memmap(path, mode="r")
+        return array_source({"train": (images, labels)}, name=name, modified_ns=modified_ns)
+    with ExitStack() as stack:
+        with _clear_errors(name):
+            arrays: Any = np.load(stack.enter_context(open(path, "rb")), allow_pickle=False)
+        names = set(getattr(arrays, "files", ()))
+
+        def read(array: str) -> Pixels:
+            with _clear_errors(f"`{array}` of {name}"):
+                return np.asarray(arrays[array])
+
+        wanted = {"train": ("images", "labels")} if "images" in names else {}
+        wanted = wanted or {split: (images, labels_) for images, (split, labels_) in _PAIRS.items() if images in names}
         if not wanted:
-            raise KinfolkError(
-                f"`{path}` must hold `x_train` (and `y_train`, `x_test`, `y_test`) or `images` (and `labels`); it holds {sorted(names)}"
-            )
-        splits = {
-            split: (_read(path, images, arrays), _read(path, labels_, arrays) if labels_ in names else None)
-            for split, (images, labels_) in wanted.items()
-        }
-    finally:
-        arrays.close()
-    return array_source(splits, name=f"`{path}`", classes=classes, modified_ns=modified_ns)
+            needed = "`x_train` (and `y_train`, `x_test`, `y_test`) or `images` (and `labels`)"
+            raise KinfolkError(f"{name} must hold {needed}; it holds {sorted(names)}")
+        splits = {split: (read(images), read(labels_) if labels_ in names else None) for split, (images, labels_) in wanted.items()}
+        if "classes" in names:
+            classes = [str(value) for value in read("classes").ravel()]
+    return array_source(splits, name=name, classes=classes, modified_ns=modified_ns)
 
 
-def _read(path: Path, name: str | None, arrays: Any = None) -> Any:
-    """The file (`name` None) or one array of it. Pickled objects are never loaded: they could run code."""
+@contextmanager
+def _clear_errors(what: str) -> Iterator[None]:
+    """Pickled objects are never loaded, for they could run code; this says so, and what else is wrong with a file."""
     try:
-        if name is not None:
-            return arrays[name]
-        return np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        what = f"`{name}` of `{path}`" if name is not None else f"`{path}`"
+        yield
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         if "object" in str(error).lower() or "pickle" in str(error).lower():
-            raise KinfolkError(
-                f"{what} holds Python objects, not numbers, and is not loaded (it could run code); save it as one uint8 array"
-            ) from error
+            hint = "save it as one array of numbers"
+            raise KinfolkError(f"{what} holds Python objects, not numbers, and is not loaded (it could run code); {hint}") from error
         raise KinfolkError(f"{what} is not a readable array: {error}") from error

@@ -17,7 +17,7 @@ def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> No
     path = Path(path)
     draft = path.with_name(path.name + ".part")
     with open(draft, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("path", "reason"), *refused])
+        csv.writer(file, lineterminator="\n").writerows([("path", "reason"), *refused])
     os.replace(draft, path)
 
 
@@ -34,4 +34,4 @@ def summary(refused: Sequence[tuple[str, str]], total: int, where: str | Path = 
     """One line for the screen, or None where nothing was refused."""
     if not refused:
         return None
-    return f"{len(refused):,} of {total:,} {'image was' if len(refused) == 1 else 'images were'} refused; see {where}"
+    return f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused; see {where}"

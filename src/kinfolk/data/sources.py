@@ -95,6 +95,11 @@ def open_source(
         image_column, caption_column, label_column, group_column, split_column: of a table. Columns named "caption", "label",
             "group" and "split" are taken where they exist; a column that is named here must exist.
     """
+    is_path = isinstance(spec, str | os.PathLike)
+    if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
+        raise UsageError("`labels` belong to an array or a .npy file; other sources bring their own")
+    if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
+        raise UsageError(f"`labels_from_folders` needs a folder of images, not {shown(str(spec)) if is_path else type(spec).__name__}")
     if isinstance(spec, torch.Tensor):
         spec = spec.detach().cpu().numpy()
     if isinstance(spec, np.ndarray):

@@ -83,12 +83,11 @@ def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) 
 def _why_missing(image: str | None, file: str) -> str | None:
     if not image:
         return "the image column is empty"
-    try:
-        if os.path.isfile(file):
-            return None
-        return "not a file" if os.path.lexists(file) else "there is no such file"
-    except ValueError:  # a zero byte
+    if "\0" in image:
         return "not a valid path"
+    if os.path.isfile(file):
+        return None
+    return "not a file" if os.path.lexists(file) else "there is no such file"
 
 
 def _cell(column: list[Any] | None, row: int) -> str | None:

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
+from kinfolk.errors import KinfolkError
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    refused = [("a,b.png", 'a "reason"'), ("new\nline.png", "日本語"), ("=1+1", ""), ("<script>", "x" * 500)]
+    write_quarantine(refused, tmp_path / "quarantine.csv")
+    assert read_quarantine(tmp_path / "quarantine.csv") == refused
+    assert [path.name for path in tmp_path.iterdir()] == ["quarantine.csv"]
+
+
+def test_nothing_refused_is_a_header(tmp_path: Path) -> None:
+    write_quarantine([], tmp_path / "quarantine.csv")
+    assert (tmp_path / "quarantine.csv").read_text() == "path,reason\n"
+    assert read_quarantine(tmp_path / "quarantine.csv") == []
+
+
+def test_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(KinfolkError, match="columns must be path and reason"):
+        read_quarantine(tmp_path / "a.csv")
+
+
+def test_summary() -> None:
+    assert summary([], 5) is None
+    assert summary([("a", "b")], 1200, "run/quarantine.csv") == "1 of 1,200 images was refused; see run/quarantine.csv"
+    assert summary([("a", "b")] * 2, 3) == "2 of 3 images were refused; see quarantine.csv"

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from kinfolk.data.prepare import ImageData, prepare
+from kinfolk.data.sources import open_source
+from kinfolk.errors import KinfolkError, UsageError
+from tests.data.pictures import noise, save
+
+
+def write_csv(path: Path, rows: list[tuple[Any, ...]], **options: Any) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, **options).writerows(rows)
+    return path
+
+
+def pictures(root: Path, count: int) -> list[str]:
+    return [save(root / "images" / f"{n}.png", noise(8, 8, n)).relative_to(root).as_posix() for n in range(count)]
+
+
+def prepared(path: Path, **options: Any) -> ImageData:
+    return prepare(open_source(path, **options), image_size=8)
+
+
+def labels_of(data: ImageData) -> list[int] | None:
+    return None if data.labels is None else data.labels.tolist()
+
+
+def test_all_columns(tmp_path: Path) -> None:
+    a, b, c = pictures(tmp_path, 3)
+    header = ("image", "caption", "label", "group", "split")
+    rows = [(a, "a dog, running", "dog", "g1", "test"), (b, "two\nlines “quoted”", "cat", "g2", "train"), (c, "", "dog", "g1", "dev")]
+    data = prepared(write_csv(tmp_path / "t.csv", [header, *rows]))
+    assert data.samples.keys == [b, c, a]
+    assert data.samples.splits == ["train", "val", "test"]
+    assert data.classes == ["cat", "dog"]
+    assert labels_of(data) == [0, 1, 1]
+    assert data.samples.captions == ["two\nlines “quoted”", "", "a dog, running"]
+    assert data.samples.groups == ["g2", "g1", "g1"]
+    assert torch.equal(data.pixels(torch.tensor([2]))[0], torch.from_numpy(noise(8, 8, 0)))
+
+
+def test_csv_tsv_and_parquet_agree(tmp_path: Path) -> None:
+    names = pictures(tmp_path, 3)
+    columns = {"image": names, "label": ["x", "y", "x"], "caption": ["1", "2", "3"]}
+    rows = [tuple(columns), *zip(*columns.values(), strict=True)]
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    (tmp_path / "bom.csv").write_bytes(b"\xef\xbb\xbf" + write_csv(tmp_path / "t.csv", rows).read_bytes())
+    write_csv(tmp_path / "t.tsv", rows, delimiter="\t")
+    first, *others = (prepared(tmp_path / name) for name in ("t.parquet", "t.csv", "t.tsv", "bom.csv"))
+    for other in others:
+        assert first.samples.first_difference(other.samples) is None
+        assert torch.equal(first.pixels(torch.arange(3)), other.pixels(torch.arange(3)))
+
+
+@pytest.mark.parametrize("labels", [[3, 0, None], [3.0, 0.0, float("nan")], ["3", "0", ""], [3, 0, -1]])
+def test_whole_numbers_stay(tmp_path: Path, labels: list[Any]) -> None:
+    pq.write_table(pa.table({"image": pictures(tmp_path, 3), "label": labels}), tmp_path / "t.parquet")
+    data = prepared(tmp_path / "t.parquet")
+    assert labels_of(data) == [3, 0, -1]
+    assert data.classes is None
+
+
+def test_missing_images_are_refused_by_name(tmp_path: Path) -> None:
+    (a,) = pictures(tmp_path, 1)
+    (tmp_path / "broken.png").write_bytes(b"")
+    rows = [("image",), ("gone.png",), (a,), ("broken.png",), ("images",), ("https://example.org/a.png",)]
+    data = prepared(write_csv(tmp_path / "t.csv", rows))
+    assert data.samples.keys == [a]
+    assert dict(data.quarantine) == {
+        "gone.png": "there is no such file",
+        "broken.png": "the file is empty (0 bytes)",
+        "images": "not a file",
+        "https://example.org/a.png": "there is no such file",
+    }
+
+
+def test_empty_cells_and_zero_bytes_in_paths(tmp_path: Path) -> None:
+    (a,) = pictures(tmp_path, 1)
+    pq.write_table(pa.table({"image": [a, None, "", "a\0b.png"]}), tmp_path / "t.parquet")
+    data = prepared(tmp_path / "t.parquet")
+    assert data.samples.keys == [a]
+    assert [reason for _, reason in data.quarantine] == ["the image column is empty", "the image column is empty", "not a valid path"]
+    assert len({path for path, _ in data.quarantine}) == 3
+
+
+def test_absolute_paths(tmp_path: Path) -> None:
+    (a,) = pictures(tmp_path, 1)
+    (tmp_path / "elsewhere").mkdir()
+    path = write_csv(tmp_path / "elsewhere" / "t.csv", [("image",), (str(tmp_path / a),), ("../" + a,)])
+    assert len(prepared(path)) == 2
+
+
+def test_rows_that_share_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = pictures(tmp_path, 2)
+    (tmp_path / "bad.png").write_bytes(b"x")
+    rows = [("image", "caption"), (a, "1"), ("bad.png", "2"), (b, "3"), (a, "4"), ("bad.png", "5"), (a, "6")]
+    data = prepared(write_csv(tmp_path / "t.csv", rows))
+    assert data.samples.keys == [a, b, f"{a}#2", f"{a}#3"]
+    assert data.samples.captions == ["1", "3", "4", "6"]
+    assert data.samples.groups == [a, b, a, a]
+    assert [path for path, _ in data.quarantine] == ["bad.png", "bad.png#2"]
+    pixels = data.pixels(torch.arange(4))
+    assert torch.equal(pixels[0], torch.from_numpy(noise(8, 8, 0)))
+    assert torch.equal(pixels[1], torch.from_numpy(noise(8, 8, 1)))
+    assert torch.equal(pixels[2], pixels[0])
+    assert torch.equal(pixels[3], pixels[0])
+    assert data.aspect(torch.arange(4)).tolist() == [1.0] * 4
+
+
+def test_shared_across_splits(tmp_path: Path) -> None:
+    a, b = pictures(tmp_path, 2)
+    data = prepared(write_csv(tmp_path / "t.csv", [("image", "split"), (a, "test"), (b, "train"), (a, "train")]))
+    assert data.samples.keys == [b, f"{a}#2", a]
+    assert torch.equal(data.pixels(torch.tensor([2])), data.pixels(torch.tensor([1])))
+    assert torch.equal(data.pixels(torch.tensor([0]))[0], torch.from_numpy(noise(8, 8, 1)))
+
+
+def test_a_key_that_is_taken(tmp_path: Path) -> None:
+    (a,) = pictures(tmp_path, 1)
+    (tmp_path / f"{a}#2").write_bytes((tmp_path / a).read_bytes())
+    with pytest.raises(KinfolkError, match="two samples with the key"):
+        prepared(write_csv(tmp_path / "t.csv", [("image",), (a,), (a,), (f"{a}#2",)]))
+
+
+def test_other_column_names(tmp_path: Path) -> None:
+    (a,) = pictures(tmp_path, 1)
+    path = write_csv(tmp_path / "t.csv", [("file", "class", "label"), (a, "dog", "7")])
+    assert labels_of(prepared(path, image_column="file")) == [7]
+    assert prepared(path, image_column="file", label_column="class").classes == ["dog"]
+    with pytest.raises(UsageError, match="no column 'image' for `image_column`; its columns are 'file', 'class', 'label'"):
+        prepared(path)
+    with pytest.raises(UsageError, match="no column 'kind' for `label_column`"):
+        prepared(path, image_column="file", label_column="kind")
+
+
+def test_a_caption_that_is_not_utf8(tmp_path: Path) -> None:
+    a, b = pictures(tmp_path, 2)
+    (tmp_path / "t.csv").write_bytes(f"image,caption\n{a},good\n{b},".encode() + b"caf\xe9\n")
+    data = prepared(tmp_path / "t.csv")
+    assert data.samples.keys == [a]
+    assert data.quarantine == [(b, "the caption is not valid UTF-8")]
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "is empty; its first line must name the columns"),
+        (b"image,label\n", "has no rows"),
+        (b"image,label\na.png\n", "row 1 of .* has 1 cells, its header has 2"),
+        (b"image,image\na.png,b.png\n", "names a column twice"),
+        (b'image\n"' + b"a" * 200_000 + b'"\n', "not a readable table: field larger"),
+        (b"image\ngone.png\nalso.png\n", "all 2 images of .* were refused; the first is gone.png: there is no such file"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, content: bytes, match: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(KinfolkError, match=match):
+        prepared(tmp_path / "t.csv")
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(KinfolkError, match="not a readable table"):
+        prepared(tmp_path / "t.parquet")
+    pq.write_table(pa.table({"image": [b"\x89PNG"]}), tmp_path / "t.parquet")
+    with pytest.raises(KinfolkError, match="holds bytes, not file paths"):
+        prepared(tmp_path / "t.parquet")
