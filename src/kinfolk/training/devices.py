@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         devices = torch.cuda.device_count() if accelerator == "cuda" else 1
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
+    for name in config.loggers:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
     precision = _precision(accelerator) if config.precision == "auto" else config.precision
     return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision})
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
-from kinfolk.errors import UsageError
 from kinfolk.training.checkpoint import AtomicCheckpointIO
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.journal import Journal, Measurement
@@ -68,17 +66,14 @@ def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
     """Events a killed process logged after its last checkpoint are purged where the logger can do that."""
     if name == "tensorboard":
         return TensorBoardLogger(run.path, name="tensorboard", version="", default_hp_metric=False, purge_step=step + 1 if step else None)
-    shown: dict[str, Any] = config.model_dump(mode="json")
-    try:
-        if name == "wandb":
-            from lightning.pytorch.loggers import WandbLogger
+    logger: Logger
+    if name == "wandb":
+        from lightning.pytorch.loggers import WandbLogger
 
-            logger: Logger = WandbLogger(name=run.path.name, save_dir=run.path, project="kinfolk")
-        else:
-            from lightning.pytorch.loggers import MLFlowLogger
+        logger = WandbLogger(name=run.path.name, save_dir=run.path, project="kinfolk")
+    else:
+        from lightning.pytorch.loggers import MLFlowLogger
 
-            logger = MLFlowLogger(experiment_name="kinfolk", run_name=run.path.name, save_dir=str(run.path / "mlflow"))
-    except ModuleNotFoundError:
-        raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`") from None
-    logger.log_hyperparams(shown)
+        logger = MLFlowLogger(experiment_name="kinfolk", run_name=run.path.name, save_dir=str(run.path / "mlflow"))
+    logger.log_hyperparams(config.model_dump(mode="json"))
     return logger

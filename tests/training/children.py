@@ -1,0 +1,133 @@
+"""Trainings in processes of their own, which end themselves at a chosen moment as a power cut or a scheduler would.
+
+The processes are forked from a server that has imported everything once, so that each costs a second and not ten.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SETTINGS: dict[str, Any] = {
+    "data": "digits",
+    "method": "sogclr+glofnd",
+    "epochs": 3,
+    "batch_size": 256,
+    "settings": {
+        "model.name": "resnet10",
+        "model.width": 8,
+        "head.out_size": 16,
+        "views.preset": "mild",
+        "views.size": 8,
+        "detector.alpha": 0.05,
+        "detector.init": "quantile",
+        "knn.every": 1,
+    },
+    "progress": False,
+}
+"""Five steps an epoch, fifteen in all; state per sample in the objective and in the detector."""
+
+
+def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False) -> int:
+    """Trains in a process that ends itself at `moment`, such as "kill step 7"; returns its exit code (negative: the signal)."""
+    return _run([(moment, {})], out, each_step, resume)[0]
+
+
+def run_ranks(out: Path, *moments: str, resume: bool = False) -> list[int]:
+    """Trains in as many processes as there are moments ("" for none), launched as torchrun does it; returns their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(moments)), "TORCHELASTIC_RUN_ID": str(port)}
+    shared |= {"LOCAL_WORLD_SIZE": str(len(moments)), "GROUP_RANK": "0"}
+    ranks = [(moment, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank, moment in enumerate(moments)]
+    return _run(ranks, out, False, resume)
+
+
+def _run(children: list[tuple[str, dict[str, str]]], out: Path, each_step: bool, resume: bool) -> list[int]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["kinfolk.training.train", "kinfolk.training.trainer", "sklearn.datasets"])
+    processes = [
+        context.Process(target=_child, args=(str(out), moment, each_step, resume, environment)) for moment, environment in children
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode or 0 for process in processes]
+
+
+def training(out: Path, *, each_step: bool = False, **more: Any) -> dict[str, Any]:
+    """The arguments of `train`; `each_step`: a checkpoint after every step."""
+    settings = {**SETTINGS["settings"], **more.pop("settings", {})}
+    if each_step:
+        settings["checkpoint.every_minutes"] = 1e-9
+    return {**SETTINGS, "out": out, "settings": settings, **more}
+
+
+def _child(out: str, moment: str, each_step: bool, resume: bool, environment: dict[str, str]) -> None:
+    from kinfolk.training.train import train
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    if moment:
+        how, what, number = moment.split()
+        _arm({"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how], what, int(number))
+    settings = {"trainer.devices": int(environment["WORLD_SIZE"])} if environment else {}
+    train(**training(Path(out), each_step=each_step, resume=resume, settings=settings))
+
+
+def _arm(number: signal.Signals, what: str, count: int) -> None:
+    """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder, half-way through it."""
+    from kinfolk.training import checkpoint, journal, module, train
+
+    calls = {what: 0}
+
+    def strike() -> bool:
+        calls[what] += 1
+        return calls[what] == count
+
+    if what == "step":
+        step = module.TrainingModule.training_step
+
+        def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+            loss = step(self, batch, batch_idx)
+            if strike():
+                os.kill(os.getpid(), number)
+            return loss
+
+        module.TrainingModule.training_step = training_step  # type: ignore[method-assign]
+    elif what == "writing":
+        save = torch.save
+
+        def half(value: Any, file: Any) -> None:
+            save(value, file)
+            if strike():
+                file.truncate(file.tell() // 2)
+                os.kill(os.getpid(), number)
+
+        checkpoint.torch.save = half  # type: ignore[attr-defined]
+    elif what == "line":
+        end = journal.Journal.on_train_epoch_end
+
+        def on_train_epoch_end(self: Any, trainer: Any, module: Any) -> None:
+            end(self, trainer, module)
+            if strike():
+                with open(self.run.metrics, "a", encoding="utf-8") as file:
+                    file.write('{"epoch": 99, "st')
+                os.kill(os.getpid(), number)
+
+        journal.Journal.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
+    else:
+        assert what == "folder"
+
+        def write_quarantine(*args: Any) -> None:
+            os.kill(os.getpid(), number)
+
+        setattr(train, "write_quarantine", write_quarantine)  # noqa: B010

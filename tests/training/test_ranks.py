@@ -1,0 +1,82 @@
+"""Several processes: one training, one folder, and the same exactness."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kinfolk.errors import KinfolkError
+from kinfolk.training import ranks
+from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.devices import global_rank
+from kinfolk.training.run import Run
+from tests.training.children import run_ranks
+from tests.training.test_resume import assert_same
+
+
+def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path) -> None:
+    whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
+    assert run_ranks(whole.path, "", "") == [0, 0]
+    assert run_ranks(out.path, "", "terminate step 7") == [1, 1], "the signal to one rank ends both"
+    assert read_checkpoint(out.checkpoint)["kinfolk"]["step"] == 7
+    assert run_ranks(out.path, "", "", resume=True) == [0, 0]
+    assert_same(out, whole)
+    assert len(whole.epochs()) == 3, "only rank zero writes"
+
+
+def test_lightning_launches_the_other_rank(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import torch
+            torch.set_num_threads(1)
+            from pathlib import Path
+            from kinfolk.training.train import train
+            from tests.training.children import training
+
+            run = train(**training(Path("run"), epochs=1, settings={"trainer.devices": 2}, progress=True))
+            print("rank", run.rank, flush=True)
+            """
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "rank 0", "rank 1"]
+    assert done.stderr.count("epoch 1/1") == 1
+    assert len(Run(tmp_path / "run").epochs()) == 1
+
+
+def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word = tmp_path / ".launch"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    with pytest.raises(KinfolkError, match="rank zero has not said"):
+        ranks.wait_for(word, patience=0.2)
+    ranks.announce(word)
+    ranks.wait_for(word, patience=0.2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    with pytest.raises(KinfolkError):
+        ranks.wait_for(word, patience=0.2)  # the word of an earlier launch does not count
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"RANK": "3", "LOCAL_RANK": "1"}, 3),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, 9),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "5"}, 5),
+    ],
+)
+def test_the_rank_is_read_off_the_environment(environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert global_rank(devices=4) == rank

@@ -1,0 +1,82 @@
+"""Recipes: each is a document, and each runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kinfolk.errors import UsageError
+from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
+from kinfolk.training.train import train
+
+
+def test_the_recipes_are_there() -> None:
+    expected = {"demo-digits", "simclr-cpu", "simclr-fnc-cpu", "simclr-glofnd-cpu", "simclr-oracle-cpu", "sogclr-cpu", "sogclr-glofnd-cpu"}
+    expected |= {f"{method}-imagenet100" for method in ("sogclr", "sogclr-glofnd", "sogclr-fnc", "simclr-glofnd")}
+    assert expected <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_a_document(name: str) -> None:
+    header = [line for line in recipe_path(name).read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    for word in ("paper", "command", "hardware", "time", "figure"):
+        assert any(line.startswith(f"# {word} ") for line in header), word
+    assert any(f"--recipe {name} " in line for line in header)
+    assert recipe_summary(name)
+    assert not recipe_summary(name).startswith("#")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
+    """At its own settings, but for the size of everything; detection begins at once."""
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8), np.arange(24) % 3
+    recipe = load_recipe(name)
+    data = tmp_path / ("pictures" if recipe.data.labels_from_folders else "pictures.npz")
+    if recipe.data.labels_from_folders:
+        for i in range(24):
+            (data / "train" / f"class {y[i]}").mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x[i]).save(data / "train" / f"class {y[i]}" / f"{i}.png")
+    else:
+        np.savez(data, x_train=x, y_train=y)
+    settings: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "views.size": 16, "optimizer.warmup_epochs": 1}
+    if "start_epoch" in recipe.detector:
+        settings["detector.start_epoch"] = 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run = train(data, tmp_path / "run", recipe=name, epochs=1, batch_size=12, settings=settings, progress=False)
+    finally:
+        torch.set_num_threads(threads)
+    (row,) = run.epochs()
+    assert row["step"] == 2
+    assert ("flagged" in row) == ("+" in recipe.method)
+
+
+def test_the_paper_s_settings() -> None:
+    recipe = load_recipe("sogclr-glofnd-imagenet100")
+    assert (recipe.epochs, recipe.batch_size, recipe.model.name) == (200, 128, "resnet50")
+    assert recipe.detector == {"alpha": 0.01, "rule": "adam", "lr": 0.05, "betas": [0.9, 0.98], "init": "one", "start_epoch": 70}
+    optimizer = recipe.optimizer
+    assert (optimizer.name, optimizer.lr, optimizer.lr_scaling, optimizer.weight_decay, optimizer.warmup_epochs) == (
+        "lars",
+        0.075,
+        "sqrt",
+        1e-6,
+        10,
+    )
+
+
+def test_a_recipe_by_path_and_unknown_ones(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("# mine\nepochs: 3\n", encoding="utf-8")
+    assert load_recipe(path).epochs == load_recipe(str(path)).epochs == 3
+    with pytest.raises(UsageError, match="unknown recipe `demo-digit`; did you mean `demo-digits`"):
+        load_recipe("demo-digit")
+    with pytest.raises(UsageError, match="there is no recipe file"):
+        load_recipe(tmp_path / "other.yaml")

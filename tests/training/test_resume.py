@@ -1,0 +1,102 @@
+"""A training that was killed and resumed ends in the same bits as one that was not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.run import Run
+from kinfolk.training.train import train
+from tests.training.children import run_child, training
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bit-identity is promised for one number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted training."""
+    return train(**training(tmp_path_factory.mktemp("whole") / "run"))
+
+
+def assert_same(run: Run, whole: Run) -> None:
+    ours, theirs = read_checkpoint(run.checkpoint), read_checkpoint(whole.checkpoint)
+    assert ours["kinfolk"] == theirs["kinfolk"]
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert_equal(ours[part], theirs[part], part)
+    assert any("detector" in name for name in ours["state_dict"]), "per-sample state is in the checkpoint"
+    assert run.model.read_bytes() == whole.model.read_bytes()
+    timing = ("seconds", "images_per_second")
+    lines = [[{key: value for key, value in row.items() if key not in timing} for row in each.epochs()] for each in (run, whole)]
+    assert lines[0] == lines[1]
+    assert [path.name for path in run.checkpoint.parent.iterdir()] == ["last.ckpt"]
+
+
+def assert_equal(ours: Any, theirs: Any, where: str) -> None:
+    """Bit for bit, through dictionaries and lists."""
+    if isinstance(theirs, torch.Tensor):
+        assert torch.equal(ours, theirs), where
+    elif isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in theirs:
+            assert_equal(ours[key], theirs[key], f"{where}.{key}")
+    elif isinstance(theirs, list | tuple):
+        assert len(ours) == len(theirs), where
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_equal(one, other, f"{where}[{i}]")
+    else:
+        assert ours == theirs, where
+
+
+@pytest.mark.parametrize(
+    ("moment", "each_step"),
+    [
+        ("kill folder 1", False),  # before the run folder is whole
+        ("kill step 3", False),  # before the first checkpoint
+        ("kill step 8", False),  # within an epoch, the checkpoint is at its beginning
+        ("kill writing 2", False),  # half of a checkpoint is on the disk
+        ("kill line 2", False),  # the epoch's line is written, and half of another, its checkpoint is not
+        ("kill step 8", True),  # within an epoch, and so is the checkpoint
+        ("kill step 10", True),  # at the last step of an epoch
+        ("kill writing 7", True),
+    ],
+)
+def test_killed_and_resumed_is_the_same(tmp_path: Path, whole: Run, moment: str, each_step: bool) -> None:
+    out = tmp_path / "run"
+    assert run_child(out, moment, each_step=each_step) == -signal.SIGKILL
+    run = train(**training(out, each_step=each_step, resume=True))
+    assert_same(run, whole)
+
+
+def test_killed_again_and_again(tmp_path: Path, whole: Run) -> None:
+    out = tmp_path / "run"
+    for moment in ("kill writing 2", "kill step 2", "kill step 5", "kill line 1"):
+        assert run_child(out, moment, each_step=True, resume=True) == -signal.SIGKILL
+    assert_same(train(**training(out, resume=True)), whole)
+
+
+@pytest.mark.parametrize("how", ["terminate", "interrupt"])
+def test_a_training_asked_to_end_saves_within_the_epoch(tmp_path: Path, whole: Run, how: str) -> None:
+    out = tmp_path / "run"
+    assert run_child(out, f"{how} step 7") == 1
+    assert read_checkpoint(Run(out).checkpoint)["kinfolk"] == {"format": 1, "epoch": 1, "step": 7, "finished": False}
+    assert_same(train(**training(out, resume=True)), whole)
+
+
+def test_a_finished_run_is_left_alone(whole: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.path.rglob("*")}
+    assert train(**training(whole.path, resume=True, progress=True)).epochs() == whole.epochs()
+    assert {path: path.stat().st_mtime_ns for path in whole.path.rglob("*")} == before
+    assert "is finished: 3 of 3 epochs" in capsys.readouterr().err
