@@ -90,7 +90,7 @@ def _layout(curve: Curve, num_lines: int) -> dict[str, Any]:
         "showlegend": num_lines > 1,
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "xaxis": {"title": {"text": "epoch", "standoff": 4}, "showgrid": False, "nticks": 6, "tickformat": "d"},
-        "yaxis": {"tickformat": ".2~p" if curve.percent else "~g", "nticks": 5, "rangemode": "tozero" if curve.from_zero else "normal"},
+        "yaxis": {"tickformat": ".2~%" if curve.percent else "~g", "nticks": 5, "rangemode": "tozero" if curve.from_zero else "normal"},
     }
 
 

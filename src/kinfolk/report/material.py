@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfolk.report.map import EmbeddingMap, project, sprite_sheet
+from kinfolk.report.map import EmbeddingMap, choose, project, sprite_sheet
 from kinfolk.report.views_grid import NUM_SAMPLES, NUM_VIEWS, Strip, denormalise, strip
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def draw_map(data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.
 
 
 def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
-    """A few training samples, evenly spread, each with some of its views."""
-    ids = np.unique(np.linspace(0, data.num_train - 1, NUM_SAMPLES).round().astype(np.int64))
+    """A few training samples, drawn at random, each with some of its views."""
+    ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
     generator = torch.Generator().manual_seed(seed)
     made_VBCHW = views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,22 +35,35 @@ class OpenedRun:
 
     def views(self) -> Views:
         """The views as the run made them."""
-        from kinfolk.data.views import Views
+        from kinfolk.training.assemble import build_views
 
-        return Views(self.config.views.preset, self.config.views.size, **self.config.views.options)
+        return build_views(self.config)
 
-    def data(self, source: str | None = None, *, progress: bool = False, **settings: Any) -> ImageData:
-        """The run's pictures, or those of another source at the run's resolution; `settings` replace those of the run's `data` section."""
+    def data(
+        self, source: str | None = None, *, labels_from_folders: bool = False, workers: int | None = None, progress: bool = False
+    ) -> ImageData:
+        """The run's own pictures, or those of another source, at the run's resolution."""
         from kinfolk.data.prepare import prepare
         from kinfolk.data.sources import open_source
 
-        own = self.config.data.model_copy(update={name: value for name, value in settings.items() if value is not None})
+        own = self.config.data
         spec = source or own.source
         if spec is None:
             raise UsageError(f"{self.path} was trained on data handed over in Python; say with --data where the pictures are")
-        opened = open_source(spec, labels_from_folders=own.labels_from_folders, image_column=own.image_column)
-        image_size = own.image_size or -(-self.config.views.size * 8 // 7)
-        return prepare(opened, image_size=image_size, workers=own.workers, pixel_cap=own.pixel_cap, progress=progress)
+        labels = labels_from_folders or (source is None and own.labels_from_folders)
+        opened = open_source(spec, labels_from_folders=labels, **({} if source is not None else self._columns()))
+        return prepare(
+            opened,
+            image_size=own.image_size or math.ceil(self.config.views.size * 8 / 7),
+            workers=own.workers if workers is None else workers,
+            pixel_cap=own.pixel_cap,
+            cache_dir=None if source is not None or opened.native_size is not None else own.cache_dir or self.path / "cache",
+            progress=progress,
+        )
+
+    def _columns(self) -> dict[str, Any]:
+        """Which columns of a table the run has read."""
+        return {name: value for name, value in self.config.data if name.endswith("_column")}
 
     def features(self, data: ImageData, ids: NDArray[np.int64] | None = None, *, progress: bool = False) -> NDArray[np.float32]:
         """(N, F) of all samples, or of `ids`, on the first accelerator there is."""

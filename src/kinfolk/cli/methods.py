@@ -1,0 +1,55 @@
+"""`kinfolk methods`: what can be composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kinfolk.cli.options import Debug, examples
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ACTIONS = {
+    "eliminate": "left out of the denominator (the default)",
+    "attract": "taken for a positive as well",
+    "reweight": "weighed in the denominator by how sure the detector is",
+}
+EPILOG = examples("kinfolk methods", "kinfolk train --method sogclr+glofnd:attract …")
+
+
+def methods(debug: Debug = False) -> None:
+    """List frameworks, detectors, actions and recipes, and how to compose them."""
+    from rich.text import Text
+
+    from kinfolk.cli.console import screen
+    from kinfolk.detectors import DETECTORS
+    from kinfolk.frameworks import FRAMEWORKS
+    from kinfolk.training.recipes import recipe_names, recipe_summary
+
+    console = screen()
+    parts = ("name", "paper", "needs")
+    frameworks = [(name, kind.paper, kind.needs or "nothing more") for name, kind in FRAMEWORKS.items()]
+    detectors = [(name, kind.paper, kind.needs or "nothing more") for name, kind in DETECTORS.items()]
+    recipes = [(name, recipe_summary(name)) for name in recipe_names()]
+    _list(console, "Frameworks", "where anchors and candidates come from", parts, frameworks)
+    _list(console, "Detectors", "who among the candidates is kin", parts, detectors)
+    _list(console, "Actions", "what follows from it", ("name", "what is done with kin"), ACTIONS.items())
+    _list(console, "Recipes", "ready configurations for --recipe", ("name", "what it is"), recipes)
+    compose = Text("Compose: framework[+detector[:action]], as in simclr, sogclr+glofnd or simclr+oracle:attract (which is SupCon)")
+    compose.stylize("bold", 0, len("Compose:"))
+    compose.highlight_words(["framework[+detector[:action]]", "simclr,", "sogclr+glofnd", "simclr+oracle:attract"], "cyan")
+    console.print(compose, soft_wrap=False)
+    console.print("Settings of the parts: --set framework.KEY=VALUE, --set detector.KEY=VALUE", markup=False, soft_wrap=False)
+
+
+def _list(console: Console, title: str, question: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.text import Text
+
+    from kinfolk.cli.console import plain_table
+
+    table = plain_table(*columns)
+    for name, *rest in rows:
+        table.add_row(Text(name, "bold cyan"), *(Text(entry) for entry in rest))
+    console.print(Text.assemble((title, "bold"), (f": {question}", "dim")))
+    console.print(table, soft_wrap=False)

@@ -1,0 +1,94 @@
+"""`kinfolk train`: learns an encoder from pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, Workers, examples
+from kinfolk.errors import UsageError
+
+LEARNING = "Learning"
+EPILOG = examples(
+    "kinfolk train --data digits --out runs/digits --epochs 20",
+    "kinfolk train --data photos/ --out runs/photos --method sogclr+glofnd --set detector.alpha=0.02",
+    "kinfolk train --recipe demo-digits --out runs/demo",
+    "kinfolk train --out runs/photos --resume",
+)
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder to write.", rich_help_panel=DATA, show_default=False)],
+    data: Annotated[str | None, typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False)] = None,
+    labels_from_folders: LabelsFromFolders = False,
+    image_size: Annotated[int | None, typer.Option(metavar="N", help="Side of the views in pixels.", rich_help_panel=DATA)] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="framework[+detector[:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING)
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Start from a recipe: a name, or a YAML file.", rich_help_panel=LEARNING)] = None,
+    model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=LEARNING)] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.", rich_help_panel=LEARNING)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Samples per step, over all devices.", rich_help_panel=LEARNING)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="Learning rate before scaling.", rich_help_panel=LEARNING)] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="Temperature of the loss.", rich_help_panel=LEARNING)] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.", rich_help_panel=LEARNING)] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.", rich_help_panel=LEARNING)
+    ] = None,
+    devices: Annotated[str | None, typer.Option(help="Number of devices, or auto.", rich_help_panel=RUNNING)] = None,
+    num_nodes: Annotated[int | None, typer.Option(metavar="N", help="Number of machines.", rich_help_panel=RUNNING)] = None,
+    strategy: Annotated[str | None, typer.Option(help="Lightning's strategy, e.g. ddp.", rich_help_panel=RUNNING)] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, 32, bf16-mixed, 16-mixed.", rich_help_panel=RUNNING)] = None,
+    workers: Workers = None,
+    resume: Annotated[bool, typer.Option("--resume", metavar=FLAG, help="Go on with the run in --out.", rich_help_panel=RUNNING)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the run in --out.", rich_help_panel=RUNNING)
+    ] = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", metavar=FLAG, help="Do not write report.html.", rich_help_panel=RUNNING)
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Learn an encoder from pictures.
+
+    Labels are not trained on, unless the method is an oracle: they serve the kNN accuracy and the count of false negatives.
+    """
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; give one of them")
+    flags: dict[str, Any] = {
+        "data.labels_from_folders": labels_from_folders or None,
+        "data.workers": workers,
+        "views.size": image_size,
+        "model.name": model,
+        "optimizer.lr": lr,
+        "framework.temperature": temperature,
+        "trainer.devices": int(devices) if devices is not None and devices.isdecimal() else devices,
+        "trainer.num_nodes": num_nodes,
+        "trainer.strategy": strategy,
+        "trainer.precision": precision,
+    }
+    from kinfolk.training.keys import parse_settings
+    from kinfolk.training.train import train as train_run
+
+    given = {key: value for key, value in flags.items() if value is not None} | parse_settings(settings or [])
+    run = train_run(
+        data,
+        out,
+        method=method,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        recipe=recipe,
+        settings=given,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    if run.rank == 0 and not no_report:
+        from kinfolk.cli.console import screen
+        from kinfolk.report import write_report
+
+        screen().print(f"Report: {write_report(run.path, progress=True)}", markup=False)

@@ -1,0 +1,99 @@
+"""The door: help without weight, one message for each error, the right exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kinfolk.cli import main
+from kinfolk.cli.app import app as application
+from kinfolk.errors import KinfolkError, UsageError
+
+HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
+VERBS = ("train", "eval", "embed", "report", "data", "methods")
+
+
+def left(*arguments: str) -> int:
+    """The exit code of a command run in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = f"""
+import json, sys
+from kinfolk.cli import main
+try:
+    main({arguments!r})
+except SystemExit as left:
+    assert not left.code, left.code
+sys.stderr.write(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}})))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not set(json.loads(result.stderr)) & HEAVY
+    assert result.stdout.strip()
+
+
+def test_help_names_every_verb_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert left("--help") == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in VERBS)
+    assert "Examples" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"), [(["trian"], "train"), (["train", "--metod", "simclr", "--out", "x"], "--method"), (["train"], "--out")]
+)
+def test_wrong_use_leaves_with_2_and_a_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left(*arguments) == 2
+    assert hint in capsys.readouterr().err
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def app(*arguments: Any, **settings: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("kinfolk.cli.app", app)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("`alpha` (=1.3) must be in [0, 1]"), 2, "Error: `alpha` (=1.3) must be in [0, 1]"),
+        (KinfolkError("runs/[bold]x[/bold] :smile: has no model"), 1, "Error: runs/[bold]x[/bold] :smile: has no model"),
+        (RuntimeError("out of memory.\nsecond line"), 1, "Error: RuntimeError: out of memory. Run again with --debug to see where."),
+        (AssertionError(), 1, "Error: AssertionError. Run again with --debug to see where."),
+        (KeyboardInterrupt(), 130, "Interrupted: ended by Ctrl-C."),
+        (SystemExit(130), 130, "Interrupted: ended by Ctrl-C."),
+    ],
+)
+def test_an_error_is_one_message(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, error)
+    assert left("report") == code
+    shown = capsys.readouterr()
+    assert shown.err.strip() == message
+    assert shown.out == ""
+
+
+def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, UsageError("wrong"))
+    assert left("report", "--debug") == 2
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert text.rstrip().endswith("Error: wrong")
+
+
+def test_every_verb_takes_debug() -> None:
+    import typer
+
+    commands = typer.main.get_command(application).commands  # type: ignore[attr-defined]
+    assert set(commands) == set(VERBS)
+    assert all("--debug" in [name for option in command.params for name in option.opts] for command in commands.values())

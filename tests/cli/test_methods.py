@@ -1,0 +1,26 @@
+"""`kinfolk methods` lists all there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinfolk.actions import ACTIONS as KNOWN
+from kinfolk.cli import main
+from kinfolk.cli.methods import ACTIONS
+from kinfolk.detectors import DETECTORS
+from kinfolk.frameworks import FRAMEWORKS
+from kinfolk.training.recipes import recipe_names
+
+
+def test_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["methods"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for name in (*FRAMEWORKS, *DETECTORS, *KNOWN, *recipe_names()):
+        assert name in text
+    assert "framework[+detector[:action]]" in text
+
+
+def test_every_action_is_explained() -> None:
+    assert tuple(ACTIONS) == KNOWN
