@@ -11,6 +11,7 @@ are interleaved and the medians compared, so that a noisy machine is noisy for a
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 import warnings
@@ -150,6 +151,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.cores)
     print(f"torch {torch.__version__}; kinfolk and kornia in {options.cores} threads, lightly in {options.cores} worker processes")
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
+        print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): threads that wait for each other suffer most, processes least")
     for case in CASES:
         measure(case, options.repetitions, options.seconds)
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from kinfolk.data import crop
-from kinfolk.data.crop import NUM_TRIES, centred_boxes, crop_boxes, resample, resize_weights
+from kinfolk.data.crop import NUM_TRIES, centred_boxes, crop_boxes, resample, resample_each, resize_weights
 from tests.reference import augmentation as reference
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -23,21 +22,21 @@ def uniform(num: int, seed: int = 0) -> Tensor:
 
 def resized(pixels: Tensor, box: Tensor, size: int, flip: Tensor) -> Tensor:
     rows = resize_weights(box[:, 0], box[:, 2], pixels.shape[1], size)
-    return resample(pixels, box, rows, resize_weights(box[:, 1], box[:, 3], pixels.shape[2], size, flip))
+    return resample(pixels, rows, resize_weights(box[:, 1], box[:, 3], pixels.shape[2], size, flip))
 
 
-@pytest.mark.parametrize("large", [0, 10**9])
 @pytest.mark.parametrize(("height", "width", "size"), [(12, 12, 12), (9, 14, 5), (6, 5, 11), (1, 1, 3), (8, 8, 1)])
-def test_resampling_equals_explicit_sampling(height: int, width: int, size: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crop, "LARGE", large)
+def test_resampling_equals_explicit_sampling(height: int, width: int, size: int) -> None:
     pixels = torch.randint(0, 256, (6, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     box = crop_boxes(uniform(6), height, width, SCALE, RATIO)
     flip = torch.tensor([True, False] * 3)
-    got = resized(pixels, box, size, flip)
+    got, each = resized(pixels, box, size, flip), resample_each(pixels, box, size, flip)
+    assert torch.equal(each, each.round())
     for one in range(6):
         top, left, tall, wide = (int(value) for value in box[one])
         expected = reference.crop_resize(pixels[one].permute(2, 0, 1).double(), (top, left, tall, wide), size, bool(flip[one]))
         torch.testing.assert_close(got[one].double(), expected, atol=1e-3, rtol=0)
+        torch.testing.assert_close(each[one].double(), expected, atol=1.01, rtol=0)  # rounded to a byte along either axis
 
 
 def test_resampling_equals_torch_antialiased_bilinear() -> None:
@@ -57,6 +56,7 @@ def test_whole_image_of_the_same_size_is_left_as_it_is() -> None:
     got = resized(pixels, whole, 16, torch.tensor([False, True]))
     assert torch.equal(got[0], pixels[0].permute(2, 0, 1).float())
     assert torch.equal(got[1], pixels[1].permute(2, 0, 1).float().flip(2))
+    assert torch.equal(resample_each(pixels, whole, 16, torch.tensor([False, True])), got)
 
 
 def test_weights_sum_to_one_and_stay_in_the_box() -> None:

@@ -1,6 +1,6 @@
 """From pixels and drawn parameters to one normalised view.
 
-Dimension key: B images, C = 3 channels, H × W pixels of the input, S pixels of a side of the output, P = S·S.
+Dimension key: B images, C = 3 channels, H × W pixels of the input, S pixels of a side of the output, P = S·S, X blurred images.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kinfolk.data.blur import blur_matrices, taps_for
+from kinfolk.data import crop
+from kinfolk.data.blur import CUT, blur_matrices, blurred, taps_for
 from kinfolk.data.colour import jitter, recolour, to_grey
-from kinfolk.data.crop import resample, resize_weights
 from kinfolk.data.draws import Draws
 from kinfolk.data.presets import Augmentation
 
@@ -33,14 +33,23 @@ def resize(
 ) -> Tensor:
     """The boxes resized to (B, C, S, S), float32 in [0, 255], and blurred where `draws` says so."""
     _, height, width, _ = pixels_BHWC.shape
-    rows_BSH = resize_weights(box_B4[:, 0], box_B4[:, 2], height, size)
-    columns_BSW = resize_weights(box_B4[:, 1], box_B4[:, 3], width, size, flip_B)
-    chosen = None if draws is None else draws.blur.nonzero()[:, 0]
-    if draws is not None and chosen is not None and len(chosen):
-        blur_BSS = blur_matrices(draws.sigma[chosen], size, taps_for(kernel, size))
-        rows_BSH[chosen] = blur_BSS @ rows_BSH[chosen]
-        columns_BSW[chosen] = blur_BSS @ columns_BSW[chosen]
-    return resample(pixels_BHWC, box_B4, rows_BSH, columns_BSW)
+    chosen_X = box_B4.new_zeros(0, dtype=torch.long) if draws is None else draws.blur.nonzero()[:, 0]
+    sigma_X = box_B4.new_ones(0) if draws is None else draws.sigma[chosen_X]
+    num_taps = taps_for(kernel, size)
+
+    if pixels_BHWC.device.type == "cpu" and height * width >= crop.LARGE:
+        image_BCSS = crop.resample_each(pixels_BHWC, box_B4, size, flip_B)
+        for one, sigma, blur_SS in zip(chosen_X.tolist(), sigma_X.tolist(), blur_matrices(sigma_X, size, num_taps), strict=True):
+            image_BCSS[one] = blurred(image_BCSS[one], blur_SS, radius=min(num_taps // 2, int(CUT * sigma)))
+        return image_BCSS
+
+    rows_BSH = crop.resize_weights(box_B4[:, 0], box_B4[:, 2], height, size)
+    columns_BSW = crop.resize_weights(box_B4[:, 1], box_B4[:, 3], width, size, flip_B)
+    if len(chosen_X):
+        blur_XSS = blur_matrices(sigma_X, size, num_taps)
+        rows_BSH[chosen_X] = blur_XSS @ rows_BSH[chosen_X]
+        columns_BSW[chosen_X] = blur_XSS @ columns_BSW[chosen_X]
+    return crop.resample(pixels_BHWC, rows_BSH, columns_BSW)
 
 
 def normalise(image_BCSS: Tensor, matrix_BCC: Tensor, offset_BC: Tensor, mean: Triple, std: Triple, out_BCSS: Tensor) -> None:
