@@ -47,8 +47,9 @@ def _explain(error: BaseException, message: str, debug: bool) -> None:
 
 
 def _say(head: str, message: str) -> None:
-    """One message on stderr; nothing in it is taken for markup."""
+    """One message on stderr; nothing in it is taken for markup, and no line is broken where a program reads it."""
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True, soft_wrap=True).print(Text.assemble((f"{head}: ", "bold red"), message), highlight=False)
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble((f"{head}: ", "bold red"), message), soft_wrap=not console.is_terminal)
