@@ -28,14 +28,13 @@ class Digits(Dataset[tuple[Tensor, Tensor, int]]):
 
     def __init__(self) -> None:
         self.images = (load_digits().images * 15.9).astype("uint8")[:512]
-        self.transform: Any = SimCLRTransform(input_size=16, gaussian_blur=0.0)
+        self.transform: Any = SimCLRTransform(input_size=16, min_scale=0.4, cj_prob=0.0, hf_prob=0.0, gaussian_blur=0.0)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        view1, view2 = self.transform(Image.fromarray(self.images[index]).convert("RGB"))
-        return view1, view2, index
+        return *self.transform(Image.fromarray(self.images[index]).convert("RGB")), index
 
 
 def main() -> None:
@@ -43,16 +42,17 @@ def main() -> None:
     data = Digits()
     backbone = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(backbone, SimCLRProjectionHead(64, 64, 32))
-    loss_fn = kf.SogCLR(len(data), temperature=0.2, detector=kf.GloFND(len(data), alpha=0.02, init="quantile"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(2):
-        loss_fn.set_progress(epoch, 2)
+    loss_fn = kf.NTXent(temperature=0.2, detector=kf.FNC(fraction=0.02))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for epoch in range(3):
+        total = 0.0
         for view1, view2, ids in DataLoader(data, batch_size=128, shuffle=True):
-            loss = loss_fn(model(view1), model(view2), ids)
             optimizer.zero_grad()
+            loss = loss_fn(model(view1), model(view2), ids)
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}  loss {loss.item():.3f}  flagged {loss_fn.stats.share:.3f}")
+            total += loss.item() * len(ids) / len(data)
+        print(f"epoch {epoch}  loss {total:.3f}  flagged {loss_fn.stats.share:.3f}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Run: python examples/lightning_loop.py
 
 from __future__ import annotations
 
+import logging
+
 import lightning
 import torch
 from sklearn.datasets import load_digits
@@ -37,6 +39,7 @@ class Contrast(lightning.LightningModule):
 
 
 def main() -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     lightning.seed_everything(0, verbose=False)
     images, _ = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).view(-1, 8, 8) / 16

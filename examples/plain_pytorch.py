@@ -33,7 +33,7 @@ def main() -> None:
     for epoch in range(num_epochs):
         loss_fn.set_progress(epoch, num_epochs)
         total = 0.0
-        for ids in torch.randperm(num_samples).split(batch_size)[:-1]:
+        for ids in torch.split(torch.randperm(num_samples), batch_size)[:-1]:
             loss = loss_fn(encoder(view(pixels[ids])), encoder(view(pixels[ids])), ids)
             optimizer.zero_grad()
             loss.backward()

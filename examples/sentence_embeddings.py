@@ -42,7 +42,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
     for epoch in range(10):
         loss_fn.set_progress(epoch, 10)
-        for ids in torch.randperm(len(tokens)).split(100):
+        for ids in torch.split(torch.randperm(len(tokens)), 100):
             halves = tokens[ids][:, torch.randperm(tokens.shape[1])].chunk(2, dim=1)
             loss = loss_fn(encoder(halves[0]), encoder(halves[1]), ids)
             optimizer.zero_grad()

@@ -1,4 +1,7 @@
-"""`import kinfolk` must cost hardly more than `import torch`: checked by what it loads (benchmarks/import_time.py measures the time)."""
+"""`import kinfolk` and its losses must cost hardly more than `import torch`: checked by what is loaded.
+
+benchmarks/import_time.py measures the time.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import json, sys
 import torch
 before = set(sys.modules)
 import kinfolk
+losses = [getattr(kinfolk, name) for name in kinfolk.__all__ if name != "train"]  # public names are loaded when asked for
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 HEAVY = {"lightning", "faiss", "sklearn", "scipy", "plotly", "pandas", "pyarrow", "PIL", "pydantic", "rich", "typer", "yaml", "torchvision"}
@@ -21,9 +25,13 @@ AT_MOST = 60  # modules beyond torch's own and kinfolk's; `import torch` alone l
 
 @pytest.fixture(scope="module")
 def added() -> list[str]:
-    """Every module that `import kinfolk` loads after `import torch`, in a fresh interpreter."""
+    """Every module that `import kinfolk` and its public names load after `import torch`, in a fresh interpreter."""
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     return list(json.loads(result.stdout))
+
+
+def test_the_losses_are_loaded(added: list[str]) -> None:
+    assert {"kinfolk.objectives.ntxent", "kinfolk.detectors.glofnd"} <= set(added)
 
 
 def test_nothing_heavy_is_loaded(added: list[str]) -> None:
