@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/study.py STUDY.yaml --data FILE.npz [--limit 8000] [--seeds 0 1 2] [--only METHOD …] [--out runs/study]
 
-A study is a document: a recipe to start from, and for each method what differs. Every run is trained and evaluated by the command line,
+A study is a document: a recipe to start from, settings for all, and for each method what differs. Every run is trained and evaluated by the command line,
 so a study that was stopped goes on where it was, and a finished run is not repeated. The base of `framework+detector` is `framework`.
 """
 
@@ -120,7 +120,7 @@ def main() -> None:
     for seed in options.seeds:
         for name, change in chosen.items():
             folder = out / f"{name.replace(':', '-').replace(' ', '_').replace('(', '').replace(')', '')}-{seed}"
-            figures[name].append(run(folder, study["recipe"], name, dict(change), data, seed))
+            figures[name].append(run(folder, study["recipe"], name, {**study.get("settings", {}), **change}, data, seed))
     text = table(figures)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{options.study.stem}: {data.name}, recipe {study['recipe']}, seeds {options.seeds}; percent\n\n{text}")
