@@ -85,7 +85,7 @@ def _child(out: str, moment: str, each_step: bool, resume: bool, environment: di
 
 def _arm(number: signal.Signals, what: str, count: int) -> None:
     """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder, half-way through it."""
-    from kinfolk.training import checkpoint, journal, module, train
+    from kinfolk.training import checkpoint, journal, module, start
 
     calls = {what: 0}
 
@@ -130,4 +130,4 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
         def write_quarantine(*args: Any) -> None:
             os.kill(os.getpid(), number)
 
-        setattr(train, "write_quarantine", write_quarantine)  # noqa: B010
+        setattr(start, "write_quarantine", write_quarantine)  # noqa: B010

@@ -30,9 +30,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         file.write(b"half")
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(KinfolkError, match=r"last\.ckpt cannot be written \(no space left on device\)"):
         write_atomically(path, half)
     assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt.unfinished").symlink_to("/dev/full")
+    with pytest.raises(KinfolkError, match="cannot be written"):
+        AtomicCheckpointIO().save_checkpoint(CHECKPOINT, tmp_path / "last.ckpt")
+    assert not (tmp_path / "last.ckpt").exists()
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "noise", "tail", "flipped"])

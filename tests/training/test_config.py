@@ -23,6 +23,12 @@ def test_settings_are_yaml_and_reach_sections() -> None:
     assert TrainConfig().optimizer.lr != 1e-3, "the original must not change"
 
 
+def test_a_section_given_as_a_mapping_keeps_its_other_keys() -> None:
+    config = TrainConfig().with_settings({"optimizer": {"lr": 0.5}, "detector": {"alpha": 0.1}})
+    assert (config.optimizer.lr, config.optimizer.momentum, config.detector) == (0.5, 0.9, {"alpha": 0.1})
+    assert TrainConfig().with_settings({"optimizer.momentum": 0.5}).with_settings({"optimizer": {"lr": 1}}).optimizer.momentum == 0.5
+
+
 def test_a_mapping_sets_the_same_as_texts() -> None:
     assert TrainConfig().with_settings({"epochs": 7, "detector.alpha": 0.5}) == TrainConfig().with_settings(
         ["epochs=7", "detector.alpha=0.5"]

@@ -256,6 +256,7 @@ def test_channels_last_is_left_where_it_crashes() -> None:
 
 
 def test_metrics_are_json(pictures: Path, tmp_path: Path) -> None:
-    run = tiny(pictures, tmp_path / "run", settings={"knn.every": 0})
+    run = tiny(pictures, tmp_path / "run", settings={"knn.every": 0, "trainer.loggers": []})
+    assert not (run.path / "tensorboard").exists()
     (line,) = run.metrics.read_text(encoding="utf-8").splitlines()
     assert "knn" not in json.loads(line)

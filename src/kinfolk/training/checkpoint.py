@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import zipfile
@@ -20,13 +21,18 @@ UNFINISHED = ".unfinished"
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """`write` fills a file of another name; it takes the place of `path` only when its bytes are on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + UNFINISHED)
-    with open(unfinished, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except (OSError, RuntimeError) as error:  # torch wraps a full disk in a RuntimeError
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise KinfolkError(f"{path} cannot be written ({_first_line(error)}); what was there before is kept") from error
     _sync_folder(path.parent)
 
 

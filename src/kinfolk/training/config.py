@@ -1,119 +1,28 @@
-"""The configuration of a training: sections with checked fields, unknown keys refused, written out in full beside the result."""
+"""The configuration of a training: checked sections, unknown keys refused, written out in full beside the result."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kinfolk.errors import UsageError
 from kinfolk.training.keys import nearest, parse_settings, refuse_unknown, sentence
-
-
-class Section(BaseModel):
-    """Abstract. A part of the configuration; unknown keys are refused and nothing changes after it is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class DataConfig(Section):
-    """Where the samples come from, and how they are kept."""
-
-    source: str | None = Field(default=None, description="folder, array file, table, archive or the name of a bundled data set")
-    image_size: int | None = Field(default=None, ge=1, description="side of the cached pictures; None: 8/7 of `views.size`")
-    labels_from_folders: bool = Field(default=False, description="class sub-folders become labels")
-    image_column: str = "image"
-    label_column: str | None = Field(
-        default=None, description="this and the following: None takes the column of that name where there is one"
-    )
-    caption_column: str | None = None
-    group_column: str | None = None
-    split_column: str | None = None
-    pixel_cap: int = Field(default=50_000_000, ge=1, description="larger pictures are refused by their header")
-    workers: int | None = Field(default=None, ge=0, description="decoding processes; None: one per core")
-    cache_dir: str | None = Field(
-        default=None, description="folder of the pixel cache; None: memory, or the run's folder where that is too small"
-    )
-
-
-class ViewsConfig(Section):
-    """How two views are made of a picture; `options` override single settings of the preset."""
-
-    preset: str = "simclr"
-    size: int = Field(default=32, ge=1)
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-class ModelConfig(Section):
-    """The encoder."""
-
-    name: str = "resnet18"
-    stem: Literal["cifar", "imagenet"] = "cifar"
-    width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the network's own")
-    pretrained: bool = False
-
-
-class HeadConfig(Section):
-    """The projection head on top of the encoder."""
-
-    hidden_size: int | None = Field(default=None, ge=1, description="None: the encoder's output size")
-    out_size: int = Field(default=128, ge=1)
-    layers: int = Field(default=2, ge=1)
-    norm: bool = True
-    last_norm: bool = False
-
-
-class OptimizerConfig(Section):
-    """The optimiser and its learning-rate schedule."""
-
-    name: Literal["sgd", "lars", "adamw"] = "sgd"
-    lr: float = Field(default=0.03, gt=0, description="before scaling")
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(default="linear", description="linear: lr·batch/256; sqrt: lr·√batch")
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.999)
-    nesterov: bool = False
-    trust: float = Field(default=0.001, gt=0, description="LARS's trust coefficient")
-    weight_decay: float = Field(default=5e-4, ge=0)
-    schedule: Literal["cosine", "steps", "constant"] = "cosine"
-    warmup_epochs: float = Field(default=0, ge=0)
-    milestones: tuple[float, ...] = Field(default=(), description="epochs at which the rate falls, for `steps`")
-    factor: float = Field(default=0.1, gt=0, description="what the rate is multiplied by at a milestone")
-
-
-class TrainerConfig(Section):
-    """What is handed on to Lightning, and where the run is logged."""
-
-    accelerator: str = "auto"
-    precision: str = Field(default="auto", description="auto: bf16 where it pays, else 32 bits")
-    devices: int | Literal["auto"] = "auto"
-    num_nodes: int = Field(default=1, ge=1)
-    strategy: str = "auto"
-    accumulate: int = Field(default=1, ge=1, description="batches for each optimiser step; adds no negatives")
-    channels_last: bool = True
-    sync_batchnorm: bool = False
-    gradient_clip: float | None = Field(default=None, gt=0)
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
-    log_every: int = Field(default=10, ge=1, description="steps between two lines of the loggers")
-
-
-class KnnConfig(Section):
-    """The nearest-neighbour accuracy measured during training, where there are labels."""
-
-    every: int = Field(default=1, ge=0, description="epochs between two measurements; 0: never")
-    k: int = Field(default=20, ge=1)
-    temperature: float = Field(default=0.1, gt=0)
-    max_samples: int = Field(default=20_000, ge=1, description="at most so many training samples in the bank")
-
-
-class CheckpointConfig(Section):
-    """When the state is saved; the end of the training and an interruption always save."""
-
-    every_epochs: int = Field(default=1, ge=1)
-    every_minutes: float | None = Field(default=10, gt=0, description="also within an epoch, as soon as so much time has passed; None: not")
+from kinfolk.training.sections import (
+    CheckpointConfig,
+    DataConfig,
+    HeadConfig,
+    KnnConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Section,
+    TrainerConfig,
+    ViewsConfig,
+)
 
 
 class TrainConfig(Section):
@@ -168,8 +77,10 @@ class TrainConfig(Section):
                 if not isinstance(inner, dict):
                     raise UsageError(f"`{key}` cannot be set: `{part}` is no section{nearest(part, list(type(self).model_fields))}")
                 place = inner
-            if isinstance(place.get(last), dict) and not isinstance(value, Mapping):
-                raise UsageError(f"`{key}` is a section; set one of its keys, as in `{key}.KEY=VALUE`")
+            if isinstance(place.get(last), dict):
+                if not isinstance(value, Mapping):
+                    raise UsageError(f"`{key}` is a section; set one of its keys, as in `{key}.KEY=VALUE`")
+                value = {**place[last], **value}
             place[last] = value
         return type(self).of(document, "the settings")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kinfolk.errors import UsageError
-from kinfolk.training.config import TrainerConfig
+from kinfolk.training.sections import TrainerConfig
 
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Instruction sets with which bf16 is faster than 32 bits on a CPU; without them it is emulated, and slower."""

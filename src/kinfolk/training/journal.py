@@ -46,8 +46,6 @@ class Journal(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.loss, self.counts = torch.zeros_like(self.loss), torch.zeros_like(self.counts)
         self.steps, self.seconds = 0, 0.0
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         self._since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -56,7 +54,8 @@ class Journal(pl.Callback):
         self.loss += loss.double()
         self.counts += module.framework.objective.stats.counts().to(self.counts.device)
         self.steps += 1
-        self.seconds += time.perf_counter() - self._since
+        now = time.perf_counter()
+        self.seconds, self._since = self.seconds + now - self._since, now
         if trainer.global_step % self.log_every == 0:
             self._to_loggers(trainer, {"loss": float(loss), "lr": _rate(trainer)}, "step")
 

@@ -10,8 +10,8 @@ from kinfolk.data.seeding import generator
 from kinfolk.data.views import Views
 from kinfolk.evaluation.embed import embed
 from kinfolk.evaluation.knn import knn_accuracy
-from kinfolk.training.config import KnnConfig
 from kinfolk.training.module import TrainingModule
+from kinfolk.training.sections import KnnConfig
 
 TEST_SPLITS = ("val", "test")
 

@@ -1,0 +1,97 @@
+"""Before the first step: the data opened and read, the last checkpoint looked at, the run folder made ready."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rich.console import Console
+
+from kinfolk.data.images import ImageData
+from kinfolk.data.prepare import prepare
+from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
+from kinfolk.data.samples import Samples
+from kinfolk.data.sources import Source, open_source
+from kinfolk.data.unchanged import check_unchanged
+from kinfolk.errors import UsageError
+from kinfolk.training.checkpoint import read_checkpoint, write_text
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.run import Run
+
+LOG = logging.getLogger("kinfolk.training")
+
+
+def open_data(data: object | None, config: TrainConfig) -> Source:
+    """The source of the pictures: `data`, or else what the configuration names."""
+    named = config.data
+    spec = named.source if data is None else data
+    if spec is None:
+        raise UsageError("`data` is required: a folder, an array file, a table, an archive, or digits")
+    return open_source(
+        spec,
+        labels_from_folders=named.labels_from_folders,
+        image_column=named.image_column,
+        label_column=named.label_column,
+        caption_column=named.caption_column,
+        group_column=named.group_column,
+        split_column=named.split_column,
+    )
+
+
+def read_data(source: Source, config: TrainConfig, run: Run, several: bool, console: Console | None) -> ImageData:
+    """Pixels that had to be decoded, or that several processes read, are kept in the run folder unless another place is named."""
+    cache = config.data.cache_dir or (run.path / "cache" if several or source.native_size is None else None)
+    assert config.data.image_size is not None, "resolved"
+    return prepare(
+        source,
+        image_size=config.data.image_size,
+        workers=config.data.workers,
+        pixel_cap=config.data.pixel_cap,
+        cache_dir=cache,
+        progress=console is not None,
+        shared=several,
+    )
+
+
+def last_state(run: Run, source: Source) -> dict[str, Any] | None:
+    """What the last checkpoint says of itself, with the data still as it was; None where there is no checkpoint yet."""
+    if not run.checkpoint.exists():
+        return None
+    state: dict[str, Any] = read_checkpoint(run.checkpoint)["kinfolk"]
+    if run.rank == 0:
+        check_unchanged(Samples.read(run.samples), source, read_quarantine(run.quarantine))
+    return state
+
+
+def write_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool) -> None:
+    """The folder as it is before the first step, or at the checkpoint; config.yaml comes last and says that the rest is there."""
+    if state is None and overwrite:
+        run.clear(keep=("cache",))
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.sweep()
+    run.cut_metrics(0 if state is None else state["step"])
+    if state is None:
+        images.samples.to_parquet(run.samples)
+        write_quarantine(images.quarantine, run.quarantine)
+    write_text(run.config, config.to_yaml())
+
+
+def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None) -> None:
+    """What is about to happen, in a few lines."""
+    if run.rank > 0:
+        return
+    refused = summary(images.quarantine, len(images) + len(images.quarantine), run.quarantine)
+    if refused is not None:
+        LOG.warning("%s", refused)
+    if config.trainer.accumulate > 1:
+        LOG.info("gradients of %d batches are accumulated for each step; this adds no negatives", config.trainer.accumulate)
+    if state is not None:
+        LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
+    where = f"{config.trainer.accelerator} × {num_processes(config)}, {config.trainer.precision}"
+    LOG.info("%s", f"{config.method} on {images.num_train:,} samples for {config.epochs} epochs, {config.model.name}, {where}")
+
+
+def num_processes(config: TrainConfig) -> int:
+    """Over all machines; the configuration must be resolved."""
+    assert isinstance(config.trainer.devices, int)
+    return config.trainer.devices * config.trainer.num_nodes
