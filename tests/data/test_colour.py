@@ -16,8 +16,9 @@ NEVER, ALWAYS = torch.tensor([False]), torch.tensor([True])
 
 
 def mapped(image: Tensor, factors: list[float], order: list[int], grey: Tensor = NEVER) -> Tensor:
-    matrix, offset = jitter(image.mean(dim=(1, 2))[None], torch.tensor([factors], dtype=image.dtype), torch.tensor([order]))
-    return recolour(image.reshape(1, 3, -1), *to_grey(matrix, offset, grey)).view_as(image)
+    maps = jitter(torch.tensor([factors], dtype=image.dtype), torch.tensor([order]))
+    matrix, pull = (to_grey(one, grey) for one in maps)
+    return recolour(image.reshape(1, 3, -1), matrix, pull @ image.mean(dim=(1, 2))).view_as(image)
 
 
 def photograph(seed: int, size: int = 12, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -99,6 +100,7 @@ def test_each_image_has_its_own_map() -> None:
     images = torch.stack([photograph(5), photograph(6)])
     factors = torch.tensor([[1.5, 1.0, 1.0, 0.0], [1.0, 0.2, 1.0, 0.1]], dtype=torch.float64)
     order = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]])
-    both = recolour(images.flatten(2), *jitter(images.mean(dim=(2, 3)), factors, order)).view_as(images)
+    matrix, pull = jitter(factors, order)
+    both = recolour(images.flatten(2), matrix, torch.einsum("bij,bj->bi", pull, images.mean(dim=(2, 3)))).view_as(images)
     for one in range(2):
         torch.testing.assert_close(both[one], mapped(images[one], factors[one].tolist(), order[one].tolist()))

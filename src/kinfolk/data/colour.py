@@ -1,9 +1,15 @@
 """Brightness, contrast, saturation, hue and greyscale as one affine map of the colour, one per image.
 
-Each of torchvision's four adjustments is `x -> M x + t` on the colour x (hue nearly so), so the four, in their random order, are one
-3 × 4 matrix. Two things are left out: torchvision cuts the values to [0, 1] after each adjustment, this once at the end; and it shifts
-the hue in HSV, which is not linear, where this turns the colour about the grey axis by the same angle. The two agree exactly for grey
-pixels and for shifts of 0, 1/3 and 2/3 of the circle; in between, the turn keeps the mean of the three channels, HSV their maximum.
+Each of torchvision's four adjustments is linear in the colour x and the mean colour m of the image, so the four, in their random order,
+are `x -> A x + D m`: a 3 × 3 matrix and an offset. Only contrast needs the mean, which it pulls towards:
+
+    contrast(x) = c x + (1 - c) grey(m),    and so    m -> c m + (1 - c) grey(m)
+
+The other adjustments do the same to x and m. Hence A is the product of the adjustments with `c` for contrast, A + D the product with
+contrast's effect on m. Two things are left out: torchvision cuts the values to [0, 1] after each adjustment, this once at the end; and
+it shifts the hue in HSV, which is not linear, where this turns the colour about the grey axis by the same angle. The two agree for
+grey pixels and for shifts of 0, 1/3 and 2/3 of the circle; in between, the turn keeps the mean of the three channels, HSV their
+maximum and minimum.
 
 Dimension key: B images, C = 3 channels, F = 4 adjustments (brightness, contrast, saturation, hue), P pixels.
 """
@@ -16,32 +22,29 @@ import torch
 from torch import Tensor
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
-CONTRAST = 1  # its place among the four adjustments
 
 
-def jitter(mean_BC: Tensor, factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """The four adjustments in the order given: `matrix` (B, 3, 3) and `offset` (B, 3).
+def jitter(factors_BF: Tensor, order_BF: Tensor) -> tuple[Tensor, Tensor]:
+    """The four adjustments in the order given: A and D (B, 3, 3), for `x -> A x + D mean`.
 
     Args:
-        mean_BC: mean colour of each image, needed by contrast, which pulls towards the mean grey of what it is given.
         factors_BF: factor of brightness, contrast and saturation (1 changes nothing), shift of hue (in turns).
         order_BF: a permutation of 0..3 per image: which adjustment comes first, second, ...
     """
-    luma_C = torch.tensor(LUMA, dtype=mean_BC.dtype, device=mean_BC.device)
-    identity_CC = torch.eye(3, dtype=mean_BC.dtype, device=mean_BC.device)
-    bright_B11, contrast_B11, saturate_B11 = factors_BF[:, :3, None, None].unbind(dim=1)
-    saturate_BCC = saturate_B11 * identity_CC + (1 - saturate_B11) * luma_C
-    steps_BFCC = torch.stack([bright_B11 * identity_CC, contrast_B11 * identity_CC, saturate_BCC, turn(factors_BF[:, 3])], dim=1)
+    identity_CC = torch.eye(3, dtype=factors_BF.dtype, device=factors_BF.device)
+    luma_C = factors_BF.new_tensor(LUMA)
+    scaled_BFCC = factors_BF[:, :3, None, None] * identity_CC
+    towards_grey_BFCC = scaled_BFCC + (1 - factors_BF[:, :3, None, None]) * luma_C  # each channel gets the same grey
+    bright, contrast, _ = scaled_BFCC.unbind(dim=1)
+    _, contrast_of_mean, saturate = towards_grey_BFCC.unbind(dim=1)
+    hue = turn(factors_BF[:, 3])
 
-    all_B = torch.arange(len(mean_BC), device=mean_BC.device)
-    matrix_BCC, offset_BC = identity_CC.expand(len(mean_BC), 3, 3), torch.zeros_like(mean_BC)
-    for which_B in order_BF.unbind(dim=1):
-        mean_grey_B = ((luma_C @ matrix_BCC) * mean_BC).sum(dim=1) + offset_BC @ luma_C
-        pull_B = torch.where(which_B == CONTRAST, (1 - factors_BF[:, CONTRAST]) * mean_grey_B, 0)
-        step_BCC = steps_BFCC[all_B, which_B]
-        matrix_BCC = torch.bmm(step_BCC, matrix_BCC)
-        offset_BC = torch.baddbmm(pull_B[:, None, None], step_BCC, offset_BC[:, :, None])[:, :, 0]
-    return matrix_BCC, offset_BC
+    all_2B = torch.arange(2 * len(factors_BF), device=factors_BF.device)
+    each = torch.stack([bright, contrast, saturate, hue], dim=1)
+    of_mean = torch.stack([bright, contrast_of_mean, saturate, hue], dim=1)
+    first, second, third, fourth = torch.cat([each, of_mean])[all_2B[:, None], order_BF.repeat(2, 1)].unbind(dim=1)
+    matrix_BCC, both_BCC = torch.bmm(torch.bmm(fourth, third), torch.bmm(second, first)).chunk(2)
+    return matrix_BCC, both_BCC - matrix_BCC
 
 
 def turn(turns_B: Tensor) -> Tensor:
@@ -53,11 +56,9 @@ def turn(turns_B: Tensor) -> Tensor:
     return third + torch.cos(angle_B11) * (identity - third) + torch.sin(angle_B11) * cross
 
 
-def to_grey(matrix_BCC: Tensor, offset_BC: Tensor, grey_B: Tensor) -> tuple[Tensor, Tensor]:
+def to_grey(matrix_BCC: Tensor, grey_B: Tensor) -> Tensor:
     """The map followed by torchvision's greyscale, where `grey_B` says so."""
-    luma_C = torch.tensor(LUMA, dtype=offset_BC.dtype, device=offset_BC.device)
-    matrix = torch.where(grey_B[:, None, None], (luma_C @ matrix_BCC)[:, None, :], matrix_BCC)
-    return matrix, torch.where(grey_B[:, None], (offset_BC @ luma_C)[:, None], offset_BC)
+    return torch.where(grey_B[:, None, None], (matrix_BCC.new_tensor(LUMA) @ matrix_BCC)[:, None, :], matrix_BCC)
 
 
 def recolour(image_BCP: Tensor, matrix_BCC: Tensor, offset_BC: Tensor, out: Tensor | None = None) -> Tensor:

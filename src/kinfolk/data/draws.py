@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from kinfolk.data.colour import jitter, to_grey
 from kinfolk.data.crop import NUM_TRIES, crop_boxes
 from kinfolk.data.presets import Augmentation
 
@@ -19,13 +20,16 @@ NUM_UNIFORM = _CROP + 14
 
 @dataclass(frozen=True)
 class Draws:
-    """What happens to each image: `box` (B, 4) as top, left, height, width; `factors` (B, 4); `order` (B, 4); the rest (B,)."""
+    """What happens to each image: `box` (B, 4) as top, left, height, width; `factors` and `order` (B, 4) of the adjustments of the
+    colour, and with greyscale as `matrix` and `pull` (B, 3, 3), see `colour.py`; the rest (B,)."""
 
     box: Tensor
     flip: Tensor
     factors: Tensor
     order: Tensor
     grey: Tensor
+    matrix: Tensor
+    pull: Tensor
     blur: Tensor
     sigma: Tensor
     solarise: Tensor
@@ -47,12 +51,17 @@ def draw(how: Augmentation, uniform_BU: Tensor, height: int, width: int, aspect_
     ranges.append((-how.strength * how.hue, how.strength * how.hue))
     low_F, high_F = torch.tensor(ranges, dtype=uniform_BU.dtype, device=uniform_BU.device).unbind(dim=1)
     nothing_F = uniform_BU.new_tensor([1.0, 1.0, 1.0, 0.0])
+    factors_BF = torch.where((jitter_B < how.jitter)[:, None], low_F + (high_F - low_F) * factors_BF, nothing_F)
+    order_BF = order_BF.argsort(dim=1)
+    matrix_BCC, pull_BCC = jitter(factors_BF, order_BF)
     return Draws(
         box=crop_boxes(uniform_BU[:, :_CROP], height, width, how.scale, how.ratio, aspect_B),
         flip=flip_B < how.flip,
-        factors=torch.where((jitter_B < how.jitter)[:, None], low_F + (high_F - low_F) * factors_BF, nothing_F),
-        order=order_BF.argsort(dim=1),
+        factors=factors_BF,
+        order=order_BF,
         grey=grey_B < how.grey,
+        matrix=to_grey(matrix_BCC, grey_B < how.grey),
+        pull=to_grey(pull_BCC, grey_B < how.grey),
         blur=blur_B < how.blur,
         sigma=how.sigma[0] + (how.sigma[1] - how.sigma[0]) * sigma_B,
         solarise=solarise_B < how.solarise,

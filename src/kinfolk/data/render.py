@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kinfolk.data import crop
 from kinfolk.data.blur import CUT, blur_matrices, blurred, taps_for
-from kinfolk.data.colour import jitter, recolour, to_grey
+from kinfolk.data.colour import recolour
 from kinfolk.data.draws import Draws
 from kinfolk.data.presets import Augmentation
 
@@ -20,9 +20,8 @@ Triple = tuple[float, ...]
 def render(pixels_BHWC: Tensor, how: Augmentation, draws: Draws, mean: Triple, std: Triple, out_BCSS: Tensor) -> None:
     """Crop, flip, blur, colour, solarise and normalise uint8 pixels as drawn; the result is written to `out_BCSS`."""
     image_BCSS = resize(pixels_BHWC, draws.box, out_BCSS.shape[-1], draws.flip, draws, how.kernel)
-    mean_BC = image_BCSS.mean(dim=(2, 3)) / 255
-    matrix_BCC, offset_BC = to_grey(*jitter(mean_BC, draws.factors, draws.order), draws.grey)
-    normalise(image_BCSS, matrix_BCC, offset_BC, mean, std, out_BCSS)
+    mean_BC1 = image_BCSS.mean(dim=(2, 3))[:, :, None] / 255
+    normalise(image_BCSS, draws.matrix, torch.bmm(draws.pull, mean_BC1)[:, :, 0], mean, std, out_BCSS)
     if how.solarise > 0:
         chosen = draws.solarise.nonzero()[:, 0]
         out_BCSS[chosen] = solarised(out_BCSS[chosen], how.threshold, mean, std)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.data.crop import centred_boxes
+from kinfolk.data.crop import LARGE, centred_boxes
 from kinfolk.data.draws import NUM_UNIFORM, draw
 from kinfolk.data.presets import SMALL, Augmentation, Value, augmentations
 from kinfolk.data.render import normalise, render, resize
@@ -33,7 +33,7 @@ from kinfolk.errors import UsageError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-_CHUNK_BYTES = 2**25  # working memory at a time on the CPU: what stays in its cache
+_CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what stays in its cache
 
 
 class Views:
@@ -133,7 +133,7 @@ class Views:
         batch, height, width, _ = pixels.shape
         step = max(batch, 1)
         if pixels.device.type == "cpu":
-            floats = 3 * (height * width + self.size * height + self.size**2) + self.size * (height + width)
+            floats = 6 * self.size**2 + (0 if height * width >= LARGE else (3 * width + 4 * self.size) * height)
             step = max(1, _CHUNK_BYTES // (4 * floats))
         for start in range(0, batch, step):
             yield slice(start, start + step)
