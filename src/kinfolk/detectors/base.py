@@ -35,6 +35,8 @@ class Detector(nn.Module, ABC):
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
+    usual: ClassVar[Mapping[str, object]] = {}
+    """What a training sets where the user says nothing, for arguments that the class itself requires."""
     surveys: ClassVar[bool] = False
     """True where `find` needs a statistic of the whole batch first: the engine then calls `survey` on every block before any `find`."""
 

@@ -1,4 +1,4 @@
-"""FNC: Huynh et al., Boosting Contrastive Self-Supervised Learning with False Negative Cancellation, WACV 2022.
+"""FNC: Huynh et al., Boosting Contrastive Self-Supervised Learning with False Negative Cancellation, WACV 2022, section 3.
 
 Dimension key: R rows of a block, C candidates.
 """
@@ -16,15 +16,22 @@ from kinfolk.pairs import Block, Roles
 class FNC(Detector):
     """Kin are the candidates of the batch most similar to the anchor: the first k, those above a similarity, or both at once.
 
-    k = round(fraction · n), at least 1, of the anchor's n negatives, or `top_k`. No state.
+    k = round(fraction · n), at least 1, of the anchor's n negatives, or `top_k`. One order statistic per row, no sort: kin are all
+    candidates not below the k-th largest similarity, so ties with it are kin too and the order of the candidates is of no consequence.
+    No state.
 
     Args:
-        fraction: share of the negatives in (0, 1).
+        fraction: share of the negatives, in (0, 1).
         top_k: their number; not together with `fraction`.
         min_similarity: only candidates above this cosine similarity.
+
+    Example:
+        >>> FNC(fraction=0.01, min_similarity=0.3)
+        FNC(fraction=0.01, min_similarity=0.3)
     """
 
     paper: ClassVar[str] = "Huynh et al., WACV 2022"
+    needs: ClassVar[str] = "fraction, top_k or min_similarity"
 
     def __init__(self, fraction: float | None = None, top_k: int | None = None, min_similarity: float | None = None) -> None:
         super().__init__()
@@ -41,17 +48,17 @@ class FNC(Detector):
         self.fraction, self.top_k, self.min_similarity = fraction, top_k, min_similarity
 
     def find(self, block: Block) -> Found:
-        sim_RC = block.sim_RC
-        kin_RC = None if self.min_similarity is None else sim_RC > self.min_similarity
+        sim_RC, n_R = block.sim_RC, block.num_negatives_R
+        lowest = -torch.inf if self.min_similarity is None else self.min_similarity
         if self.fraction is None and self.top_k is None:
-            return Found((Roles(kin_RC=kin_RC),))
-        n_R = block.num_negatives_R
-        k_R = n_R.clamp(max=self.top_k) if self.fraction is None else (n_R * self.fraction).round().clamp(min=1).long()
-        most = int(k_R.max())
-        top = sim_RC.topk(most, dim=1)
-        chosen = (torch.arange(most, device=sim_RC.device) < k_R.unsqueeze(1)) & (top.values > -torch.inf)
-        first_RC = torch.zeros_like(sim_RC, dtype=torch.bool).scatter_(1, top.indices, chosen)
-        return Found((Roles(kin_RC=first_RC if kin_RC is None else first_RC & kin_RC),))
+            return Found((Roles(kin_RC=sim_RC > lowest),))
+        k_R = n_R.clamp(max=self.top_k) if self.fraction is None else (n_R.double() * self.fraction).round().long()
+        k_R = k_R.clamp(min=1)
+        top_RK = sim_RC.topk(int(k_R.max()), dim=1, sorted=True).values
+        level_R1 = top_RK.gather(1, k_R.unsqueeze(1) - 1)
+        level_R1 = level_R1.masked_fill(n_R.unsqueeze(1) == 0, torch.inf)
+        kin_RC = sim_RC >= level_R1
+        return Found((Roles(kin_RC=kin_RC if self.min_similarity is None else kin_RC & (sim_RC > lowest)),))
 
     def __repr__(self) -> str:
         given = {"fraction": self.fraction, "top_k": self.top_k, "min_similarity": self.min_similarity}

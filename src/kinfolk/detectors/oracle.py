@@ -1,4 +1,7 @@
-"""Oracle: the labels themselves say who is kin. The upper bound of every detector, and the reference for precision and recall."""
+"""Oracle: the labels themselves say who is kin. The upper bound of every detector, and the reference for precision and recall.
+
+Dimension key: R rows of a block, C candidates, N data set.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from kinfolk.pairs import Block, Roles
 class Oracle(Detector):
     """Kin are the candidates with the anchor's label.
 
-    Attracted, it is SupCon. No state: labels are data, so they are not in `state_dict()`.
+    Attracted on NT-Xent, it is SupCon. No state: labels are data, so they are not in `state_dict()`.
 
     Args:
-        labels: (N,) integers, addressed by sample id; −1: unknown, never kin.
+        labels: (N,) integers, addressed by sample id; below 0: unknown, never kin.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -31,14 +34,21 @@ class Oracle(Detector):
 
     def __init__(self, labels: Tensor) -> None:
         super().__init__()
-        if labels.ndim != 1 or labels.is_floating_point():
+        if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or not len(labels):
             raise ValueError(f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the shape (num_samples,)")
         self.labels: Tensor
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 
     def find(self, block: Block) -> Found:
-        row_R1, col_1C = self.labels[block.row_ids].unsqueeze(1), self.labels[block.candidate_ids].unsqueeze(0)
-        return Found((Roles(kin_RC=(row_R1 == col_1C) & (row_R1 >= 0)),))
+        row_R, col_C = self._of(block.row_ids), self._of(block.candidate_ids)
+        col_C = col_C.where(col_C >= 0, torch.iinfo(torch.int64).min)  # equal to no row, known or unknown
+        return Found((Roles(kin_RC=row_R.unsqueeze(1) == col_C),))
+
+    def _of(self, ids: Tensor) -> Tensor:
+        low, high = (int(x) for x in ids.aminmax())
+        if low < 0 or high >= len(self.labels):
+            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {len(self.labels)}): there are that many `labels`")
+        return self.labels[ids].clamp(min=-1)
 
     def __repr__(self) -> str:
-        return f"Oracle(labels=<{len(self.labels)} labels, {len(self.labels.unique())} distinct>)"  # type: ignore[no-untyped-call]
+        return f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})} classes>)"

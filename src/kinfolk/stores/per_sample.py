@@ -1,6 +1,6 @@
 """State per sample, addressed by id: persistent, strict on loading, one rule for duplicates.
 
-Dimension key: N data set, b rows of a write.
+Dimension key: N data set, b rows of a write, U distinct ids among them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ class PerSample(nn.Module):
 
     Args:
         num_samples: N; ids are in [0, N).
-        fields: name = 0-d tensor, the initial value; its dtype is the field's.
+        fields: name = initial value (a number, a bool or a 0-d tensor); its dtype is the field's.
 
     Example:
-        >>> store = PerSample(3, threshold=torch.tensor(1.0))
+        >>> store = PerSample(3, threshold=1.0)
         >>> store.write(torch.tensor([1, 1]), {"threshold": torch.tensor([0.2, 0.4])})
         >>> [round(x, 3) for x in store.threshold.tolist()]
         [1.0, 0.3, 1.0]
     """
 
-    def __init__(self, num_samples: int, **fields: Tensor) -> None:
+    def __init__(self, num_samples: int, **fields: Tensor | float) -> None:
         super().__init__()
         if num_samples < 1:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
         self.num_samples = num_samples
         for name, initial in fields.items():
-            self.register_buffer(name, initial.detach().clone().repeat(num_samples))
+            self.register_buffer(name, torch.as_tensor(initial).detach().clone().repeat(num_samples))
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name)
@@ -43,18 +43,36 @@ class PerSample(nn.Module):
         return {name: field[ids] for name, field in self.named_buffers()}
 
     def write(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Sets rows; several rows of one id are stored as their mean (bools: any; integers: the rounded mean)."""
+        """Sets rows; several rows of one id are stored as their mean (bools: any; integers: the rounded mean).
+
+        The order of the rows does not matter, not even in the last bit.
+        """
         self._check(ids)
-        unique, inverse, count = torch.unique(ids, return_inverse=True, return_counts=True)
+        unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
         for name, rows in values.items():
             field = getattr(self, name)
-            wide = rows.to(torch.float64)
-            total = wide.new_zeros(len(unique)).index_add_(0, inverse, wide)
-            mean = total / count
-            field[unique] = total > 0 if field.dtype == torch.bool else (mean if field.is_floating_point() else mean.round()).to(field.dtype)
+            if len(unique_U) == len(ids):
+                field[ids] = rows.to(field.dtype)
+                continue
+            by_value = rows.argsort()
+            order = by_value[inverse[by_value].argsort(stable=True)]  # by id, then by value: one order of summation
+            total_U = rows.new_zeros(len(unique_U), dtype=torch.float64).index_add_(0, inverse[order], rows[order].to(torch.float64))
+            mean_U = total_U if field.dtype == torch.bool else total_U / count_U
+            field[unique_U] = (mean_U if field.is_floating_point() or field.dtype == torch.bool else mean_U.round()).to(field.dtype)
 
     def _check(self, ids: Tensor) -> None:
-        if len(ids) and ids.device.type == "cpu":
+        if len(ids):
             low, high = (int(x) for x in ids.aminmax())
             if low < 0 or high >= self.num_samples:
-                raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {self.num_samples})")
+                raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {self.num_samples}): `num_samples` is too small")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        error_msgs: list[str] = others[-1]
+        for name, _ in self.named_buffers():
+            saved = state_dict.get(prefix + name)
+            if saved is not None and len(saved) != self.num_samples:
+                error_msgs.append(
+                    f"`{prefix}{name}` holds {len(saved)} samples, but `num_samples` is {self.num_samples}: use the same data set"
+                )
+                return
+        super()._load_from_state_dict(state_dict, prefix, *others)

@@ -1,0 +1,158 @@
+"""How well thresholds are learned: GloFND's rules and starts, and FNC's batch thresholds, against the exact quantile.
+
+    .venv/bin/python benchmarks/thresholds.py
+
+Unit features (20,000 × 128) of a mixture of clusters, α = 0.01, batches of 128, one view, 200 visits: each epoch is a random
+permutation cut into batches, all samples learn, and the batches of an epoch are handed to the detector in groups of `--group` at a time
+(a threshold only sees its own row, so that is the same arithmetic with fewer calls; the drift common to all samples is then learned
+from that many batches at once). The error is taken over `--judged` samples against the exact quantile over all 20,000.
+
+`share` is the share flagged by the learned thresholds over the whole data set, in units of α; `in training` is the share flagged in the
+batches themselves: its mean over the last tenth of the visits, and its lowest and highest tenth after the first third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.detectors import FNC, GloFND
+from kinfolk.pairs import Block
+
+N, D, ALPHA, BATCH = 20_000, 128, 0.01, 128
+ROWS = (
+    ("sgd", "one", 1.0),
+    ("sgd", "quantile", 1.0),
+    ("adam", "one", 0.05),
+    ("adam", "quantile", 0.05),
+    ("tracking", "one", 0.05),
+    ("tracking", "quantile", 0.05),
+)
+
+
+@dataclass
+class Run:
+    """A detector and the share it flagged in each epoch, in units of α."""
+
+    name: str
+    detector: GloFND
+    shares: list[float] = field(default_factory=list)
+
+
+def mixture(clusters: int, spread: float, generator: torch.Generator) -> Tensor:
+    """(N, D) unit features around random centres; clusters of unequal size."""
+    centres = F.normalize(torch.randn(clusters, D, generator=generator), dim=1)
+    label = torch.randint(0, clusters, (N,), generator=generator)
+    return F.normalize(centres[label] + spread / math.sqrt(D) * torch.randn(N, D, generator=generator), dim=1)
+
+
+def epoch(features: Tensor, batch: int, group: int, generator: torch.Generator) -> Iterator[Block]:
+    """One permutation of the data set in batches; a block stacks `group` of them, each row with its own batch as candidates."""
+    order = torch.randperm(N, generator=generator)[: N // batch * batch].view(-1, batch)
+    for ids in torch.split(order, group):
+        z = features[ids]
+        sim = z @ z.transpose(1, 2)
+        sim.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        rows = sim.flatten(0, 1)
+        yield Block(rows, ids.flatten(), ids[0], 1, torch.full((len(rows),), batch - 1))
+
+
+def exact(features: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
+    """The (1 − α) quantile of each judged sample over all others, and its similarities to all (own: −inf)."""
+    sim = features[judged] @ features.T
+    sim[torch.arange(len(judged)), judged] = -torch.inf
+    k = math.ceil(ALPHA * (N - 1))
+    return sim.topk(k + 1, 1).values[:, k - 1 :].mean(1), sim
+
+
+def report(name: str, error: Tensor, share: float, run: Run | None) -> None:
+    line = f"  {name:20}{error.abs().mean():8.4f}{error.square().mean().sqrt():8.4f}{error.mean():+9.4f}{share:8.2f}"
+    if run is not None:
+        tenth = max(1, len(run.shares) // 10)
+        parts = [sum(run.shares[i : i + tenth]) / tenth for i in range(len(run.shares) // 3, len(run.shares) - tenth + 1, tenth)]
+        line += f"{sum(run.shares[-tenth:]) / tenth:8.2f}   {min(parts):.2f} – {max(parts):.2f}"
+    print(line, flush=True)
+
+
+def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: int, group: int, judged: int) -> None:
+    print(f"\n{title}: {visits} visits, batch {batch}")
+    print(f"  {'':20}{'MAE':>8}{'RMSE':>8}{'bias':>9}{'share':>8}   in training (last, range)")
+    start = time.perf_counter()
+    generator = torch.Generator().manual_seed(0)
+    runs = [Run(f"{rule}, {init}", GloFND(N, ALPHA, rule=rule, init=init, lr=lr)) for rule, init, lr in ROWS]  # type: ignore[arg-type]
+    fnc, chosen = FNC(fraction=ALPHA), torch.randperm(N, generator=generator)[:judged]
+    levels = torch.full((N,), torch.nan)
+    for visit in range(visits):
+        features = feature_at(visit)
+        flagged, pairs = dict.fromkeys((run.name for run in runs), 0), 0
+        for block in epoch(features, batch, group, generator):
+            pairs += len(block.sim_RC) * (batch - 1)
+            for run in runs:
+                found = run.detector.find(block)
+                run.detector.observe(block.ids, found.update)
+                kin = found.levels[0].kin_RC
+                assert kin is not None
+                flagged[run.name] += int(kin.count_nonzero())
+            if visit == visits - 1:
+                kin = fnc.find(block).levels[0].kin_RC
+                assert kin is not None
+                levels[block.ids] = block.sim_RC.masked_fill(~kin, torch.inf).amin(1)
+        for run in runs:
+            run.shares.append(flagged[run.name] / pairs / ALPHA)
+    want, sim = exact(features, chosen)
+
+    def share(level: Tensor, rows: Tensor) -> float:
+        return ((sim[rows] > level.unsqueeze(1)).sum(1) / (N - 1)).mean().item() / ALPHA
+
+    met = levels[chosen].isfinite()
+    report("fnc, last batch", (levels[chosen] - want)[met], share(levels[chosen][met], met), None)
+    everyone = torch.ones_like(met)
+    for run in runs:
+        level = run.detector.thresholds[chosen]
+        report(run.name, level - want, share(level, everyone), run)
+    print(f"  ({time.perf_counter() - start:.0f} s)")
+
+
+def turning(clusters: int, spread: float, angle: float, visits: int) -> Callable[[int], Tensor]:
+    """Every sample turns from its place in one mixture towards its place in another by `angle` over the visits."""
+    generator = torch.Generator().manual_seed(1)
+    here, there = mixture(clusters, spread, generator), mixture(clusters, spread, generator)
+
+    def feature_at(visit: int) -> Tensor:
+        turn = angle * visit / visits
+        return F.normalize(here * math.cos(turn) + there * math.sin(turn), dim=1)
+
+    return feature_at
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learned thresholds against the exact quantile.")
+    parser.add_argument("--visits", type=int, default=200)
+    parser.add_argument("--group", type=int, default=13, help="batches handed over at a time")
+    parser.add_argument("--judged", type=int, default=2000)
+    parser.add_argument("--all", action="store_true", help="further mixtures, and batches of 64")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {N} × {D}, alpha {ALPHA}, group {options.group}")
+    print("lr: " + ", ".join(dict.fromkeys(f"{rule} {lr:g}" for rule, _, lr in ROWS)))
+    frozen = mixture(50, 0.7, torch.Generator().manual_seed(1))
+    visits, rest = options.visits, (options.group, options.judged)
+    case("frozen, 50 clusters", lambda _: frozen, visits, BATCH, *rest)
+    case("turning by 45° in all, 50 clusters", turning(50, 0.7, math.pi / 4, visits), visits, BATCH, *rest)
+    case("short and fast: turning by 22° in all, 50 clusters", turning(50, 0.7, math.pi / 8, 30), 30, BATCH, *rest)
+    if options.all:
+        for clusters, spread in ((10, 1.0), (100, 1.0), (200, 0.7), (1000, 1.0)):
+            other = mixture(clusters, spread, torch.Generator().manual_seed(1))
+            case(f"frozen, {clusters} clusters", lambda _, x=other: x, visits, BATCH, *rest)  # type: ignore[misc]
+        case("frozen, 50 clusters, αn = 0.63", lambda _: frozen, visits, 64, 2 * options.group, options.judged)
+
+
+if __name__ == "__main__":
+    main()
