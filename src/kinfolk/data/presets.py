@@ -1,8 +1,7 @@
 """What the papers do to a picture: one `Augmentation` per view, by name and size.
 
-Two values depend on the size. SimCLR (appendix B.9) trains on CIFAR-10 without blur and with half the colour strength; lightly and
-solo-learn follow it. So up to `SMALL` pixels a side the blur of every preset is off and `simclr` has strength 0.5; above, the papers'
-ImageNet values hold. Anything can be overridden.
+Two values depend on the size. SimCLR trains on CIFAR-10 without blur and with half the colour strength. So up to `SMALL` pixels a side
+the blur of every preset is off and `simclr` has strength 0.5; above, the papers' ImageNet values hold. Anything can be overridden.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ _STILL = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter=0.0, 
 
 # the views in turn: a preset of two makes odd views by the first and even views by the second
 PRESETS: dict[str, tuple[Augmentation, ...]] = {
-    # Chen et al. 2020, A Simple Framework for Contrastive Learning of Visual Representations, appendix A
+    # Chen et al. 2020, A Simple Framework for Contrastive Learning of Visual Representations
     "simclr": (Augmentation(),),
     # Chen et al. 2020, Improved Baselines with Momentum Contrastive Learning (MoCo v2)
     "moco": (Augmentation(scale=(0.2, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),),
-    # Grill et al. 2020, Bootstrap Your Own Latent, table 6: the two views differ
+    # Grill et al. 2020, Bootstrap Your Own Latent: the two views differ
     "byol": (replace(_BYOL, blur=1.0), replace(_BYOL, blur=0.1, solarise=0.2)),
     # Yuan et al. 2022, Provable Stochastic Optimization for Global Contrastive Learning: BYOL's first view twice, as in the authors' code
     "sogclr": (replace(_BYOL, blur=1.0),),
