@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.detectors import FNC, GloFND, Oracle
+from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import NTXent, Objective, SogCLR
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
@@ -20,13 +20,14 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 
 
 def objective(name: str) -> Objective:
-    detector = {
-        "plain": lambda: None,
-        "fnc": lambda: FNC(top_k=2),
-        "oracle": lambda: Oracle(LABELS),
-        "glofnd": lambda: GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
-        "shared": lambda: GloFND(NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
-    }[name.partition("/")[2]]()
+    detectors: dict[str, Detector | None] = {
+        "plain": None,
+        "fnc": FNC(top_k=2),
+        "oracle": Oracle(LABELS),
+        "glofnd": GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
+        "shared": GloFND(NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
+    }
+    detector = detectors[name.partition("/")[2]]
     if name.startswith("ntxent"):
         made: Objective = NTXent(0.3, detector, "attract" if "oracle" in name else "eliminate", block_rows=4)
     else:
@@ -54,7 +55,7 @@ def parts(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
     g = torch.Generator().manual_seed(step)
     views = [torch.randn(2, size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank for rank, size in enumerate(SIZES[:world])]
     order = torch.randperm(NUM_SAMPLES, generator=g)
-    ids = list(order[: sum(SIZES[:world])].split(SIZES[:world]))
+    ids = list(torch.split(order[: sum(SIZES[:world])], SIZES[:world]))
     if step == 1:
         for mine in ids:
             mine[0] = 3
@@ -91,7 +92,7 @@ NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in (
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)  # type: ignore[no-untyped-call]
+    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 
@@ -107,6 +108,6 @@ def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str
         torch.testing.assert_close(rank[name]["gradient"], single["gradient"])
         assert rank[name]["state"].keys() == single["state"].keys()
         for key, value in single["state"].items():
-            torch.testing.assert_close(rank[name]["state"][key], value, msg=lambda m, key=key: f"{key}: {m}")
+            torch.testing.assert_close(rank[name]["state"][key], value, msg=key)
             assert torch.equal(rank[name]["state"][key], ranks[0][name]["state"][key]), key
     assert torch.equal(sum(rank[name]["counts"] for rank in ranks), single["counts"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.method import Context, Method, build, detector_arguments, framework_arguments, parse
 
 NUM_SAMPLES = 24
-REQUIRED = {"glofnd": {"alpha": 0.1}, "fnc": {"top_k": 2}}
+REQUIRED: dict[str, dict[str, Any]] = {"glofnd": {"alpha": 0.1}, "fnc": {"top_k": 2}}
 METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]
 
 
@@ -49,6 +51,7 @@ def test_arguments_are_read_off_the_signatures() -> None:
     assert {"temperature", "gamma"} <= framework_arguments(method).keys()
     assert {"alpha", "start_epoch"} <= detector_arguments(method).keys()
     assert not {"encoder", "head", "num_samples", "detector", "action"} & framework_arguments(method).keys()
+    assert detector_arguments(method)["alpha"].default == 0.01  # the class requires it; a training has a usual value
     assert detector_arguments(parse("simclr")) == {}
 
 
@@ -93,5 +96,5 @@ def test_what_is_missing_is_named() -> None:
     encoder, head = nn.Flatten(), nn.Linear(12, 8)
     with pytest.raises(UsageError, match="needs labels"):
         build(parse("simclr+oracle"), encoder, head, Context(NUM_SAMPLES))
-    with pytest.raises(UsageError, match="needs `detector.start_epoch`"):
+    with pytest.raises(UsageError, match=r"needs `detector\.start_epoch`"):
         build(parse("simclr+fnc"), encoder, head, Context(NUM_SAMPLES), {}, {"top_k": 1, "update_from": 2})

@@ -5,6 +5,7 @@ Dimension key: R rows of a block, C candidates.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -32,6 +33,7 @@ class FNC(Detector):
 
     paper: ClassVar[str] = "Huynh et al., WACV 2022"
     needs: ClassVar[str] = "fraction, top_k or min_similarity"
+    usual: ClassVar[Mapping[str, object]] = {"fraction": 0.01}
 
     def __init__(self, fraction: float | None = None, top_k: int | None = None, min_similarity: float | None = None) -> None:
         super().__init__()

@@ -50,6 +50,7 @@ class GloFND(Detector):
 
     paper: ClassVar[str] = "Balmaseda et al., ICML 2025"
     needs: ClassVar[str] = "alpha"
+    usual: ClassVar[Mapping[str, object]] = {"alpha": 0.01}
 
     def __init__(
         self,

@@ -68,14 +68,16 @@ def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
 
 
 def detector_arguments(method: Method) -> dict[str, inspect.Parameter]:
-    """What a user may set of the method's detector: its signature, and when it starts."""
+    """What a user may set of the method's detector: its signature with the usual values, and when it starts."""
     if method.detector is None:
         return {}
     start = {
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
         for name in ("start_epoch", "update_from")
     }
-    return {**_settable(DETECTORS[method.detector]), **start}
+    kind = DETECTORS[method.detector]
+    own = {name: p.replace(default=kind.usual.get(name, p.default)) for name, p in _settable(kind).items()}
+    return {**own, **start}
 
 
 def build(
