@@ -20,7 +20,7 @@ from kinfolk.data.views import Views
 from kinfolk.frameworks.method import Context, build, parse
 from kinfolk.models import build_encoder, projection_head
 
-PAIRS = (
+PAIRS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sogclr", "sogclr+glofnd", {"alpha": 0.01, "init": "quantile"}),
     ("simclr", "simclr+fnc", {"fraction": 0.01}),
     ("simclr", "simclr+glofnd", {"alpha": 0.01, "init": "quantile"}),
@@ -44,7 +44,7 @@ def stepper(method: str, arguments: dict[str, Any], pixels: torch.Tensor, batch:
         g = torch.Generator().manual_seed(number)
         ids = torch.randperm(len(pixels), generator=g)[:batch]
         made = views(pixels[ids], g)
-        made = made.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, made.shape[:2])
+        made = made.flatten(0, 1).contiguous(memory_format=torch.channels_last).view_as(made)
         optimizer.zero_grad(set_to_none=True)
         framework(made, ids).backward()
         optimizer.step()

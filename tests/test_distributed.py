@@ -55,7 +55,7 @@ def parts(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
     g = torch.Generator().manual_seed(step)
     views = [torch.randn(2, size, 6, dtype=torch.float64, generator=g) * (rank + 1) + rank for rank, size in enumerate(SIZES[:world])]
     order = torch.randperm(NUM_SAMPLES, generator=g)
-    ids = list(torch.split(order[: sum(SIZES[:world])], SIZES[:world]))
+    ids = list(torch.split(order[: sum(SIZES[:world])], list(SIZES[:world])))
     if step == 1:
         for mine in ids:
             mine[0] = 3
@@ -92,7 +92,7 @@ NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in (
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
+    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)  # type: ignore[no-untyped-call]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

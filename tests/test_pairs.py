@@ -43,4 +43,4 @@ def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> 
         "candidate_ids": torch.arange(5),
     }
     with pytest.raises(ValueError, match=words):
-        Pairs(**{**right, **change}, num_views=2)  # type: ignore[arg-type]
+        Pairs(**{**right, **change}, num_views=2)

@@ -73,7 +73,10 @@ def test_reweighting_to_nothing_eliminates_and_to_one_changes_nothing() -> None:
 
 def test_degrees_of_kinship_are_the_factors() -> None:
     z1, z2 = views()
-    degree = lambda row, col: ((row + col) % 4 / 4).to(torch.float64)  # noqa: E731
+
+    def degree(row: Tensor, col: Tensor) -> Tensor:
+        return ((row + col) % 4 / 4).to(torch.float64)
+
     detector = Scripted(lambda row, col: Roles(kin_RC=degree(row, col) > 0, degree_RC=degree(row, col)))
     slow = losses.ntxent(z1, z2, 0.3, lambda i, j: (i % 7 + j % 7) % 4 / 4, "reweight")
     torch.testing.assert_close(NTXent(0.3, detector, "reweight")(z1, z2), slow)
