@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/study.py STUDY.yaml --data FILE.npz [--limit 8000] [--seeds 0 1 2] [--only METHOD …] [--out runs/study]
 
 A study is a document: a recipe to start from, settings for all, and for each method what differs. Every run is trained and
-evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated. The base of `framework+detector` is `framework`.
+evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated. The base of
+`framework+detector` is `framework`.
 """
 
 from __future__ import annotations

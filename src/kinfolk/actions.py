@@ -14,12 +14,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kinfolk.pairs import Block, Roles
+from kinfolk.pairs import Block, Places, Roles
 
 Action = Literal["eliminate", "attract", "reweight"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
-Places = tuple[Tensor, Tensor]
-"""Rows (M,) and columns (M,)."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,9 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
     dropped_R = 0 if roles.drop_RC is None else roles.drop_RC.sum(1)
     weight_R = (block.num_negatives_R - dropped_R).to(sim_RC.dtype)
     none_R = torch.zeros_like(weight_R)
-    if roles.kin_RC is None:
+    kin = roles.kin if roles.kin_RC is None else _places(roles.kin_RC, own)
+    if kin is None:
         return Settled(None, none_R, weight_R, none_R)
-    roles.kin_RC[own] = False
-    row_M, col_M = roles.kin_RC.nonzero(as_tuple=True)
-    kin = (row_M, col_M)
     if policy.removes_kin:
         kin = _sparing(kin, sim_RC, weight_R, policy.min_negatives)
     flagged_R = torch.bincount(kin[0], minlength=len(sim_RC)).to(sim_RC.dtype)
@@ -75,6 +71,12 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
         sim_RC[kin] += temperature * factor_M.log()
         weight_R = weight_R.index_add(0, kin[0], factor_M - 1)
     return Settled(kin, flagged_R, weight_R, kin_sum_R)
+
+
+def _places(kin_RC: Tensor, own: Places) -> Places:
+    kin_RC[own] = False
+    row_M, col_M = kin_RC.nonzero(as_tuple=True)
+    return row_M, col_M
 
 
 def _sparing(kin: Places, sim_RC: Tensor, available_R: Tensor, min_negatives: int) -> Places:

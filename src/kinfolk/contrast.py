@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
-from kinfolk.actions import Places, Policy, settle
+from kinfolk.actions import Policy, settle
 from kinfolk.detectors.base import Detector
-from kinfolk.pairs import Block, Pairs, Roles, own_matches
+from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
 from kinfolk.stats import Stats, count
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 20, "default": 1 << 26}  # measured: the block and its softmax should stay in the CPU's cache

@@ -79,17 +79,23 @@ class Block:
         return values_R.view(-1, self.num_views).mean(1)
 
 
+Places = tuple[Tensor, Tensor]
+"""Rows (M,) and columns (M,) of a block."""
+
+
 @dataclass(frozen=True)
 class Roles:
-    """What a detector says of one block.
+    """What a detector says of one block. Kin are given as a mask or, where the detector has them at hand, as places.
 
     Args:
         kin_RC: True where the candidate is kin of the anchor. None: nobody is.
+        kin: the same as places, each once and none of the anchor's own; instead of `kin_RC`.
         drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
         degree_RC: kinship in [0, 1] for `reweight`; None: 1 where `kin_RC`.
     """
 
     kin_RC: Tensor | None = None
+    kin: Places | None = None
     drop_RC: Tensor | None = None
     degree_RC: Tensor | None = None
 
