@@ -60,7 +60,7 @@ bench: $(PEERS)
 	@for name in $(SIDE_BY_SIDE); do echo "== $$name"; .venv-peers/bin/python benchmarks/$$name.py || exit 1; done
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .venv-* $(RUN) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs
