@@ -1,0 +1,39 @@
+"""Blocks of similarities without the engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfolk.detectors import Detector
+from kinfolk.pairs import Block
+
+
+def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:
+    """All views (sample-major) against all views; own candidates −inf."""
+    z = torch.nn.functional.normalize(z, dim=1)
+    row_ids = ids.repeat_interleave(num_views)
+    own = row_ids.unsqueeze(1) == row_ids
+    return Block((z @ z.T).masked_fill(own, -torch.inf), ids, row_ids, num_views, (~own).sum(1))
+
+
+def random_block(seed: int, ids: list[int], num_views: int = 2, dtype: torch.dtype = torch.float32, dim: int = 4) -> Block:
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(len(ids) * num_views, dim, generator=g, dtype=torch.float64)
+    return block_of(z.to(dtype), torch.tensor(ids), num_views)
+
+
+def kin(detector: Detector, block: Block) -> Tensor:
+    found = detector.find(block).levels[0].kin_RC
+    return torch.zeros_like(block.sim_RC, dtype=torch.bool) if found is None else found
+
+
+def step(detector: Detector, block: Block) -> Tensor:
+    """One training step on a batch of one block, as the engine does it: (R, C) who was flagged."""
+    if detector.surveys:
+        detector.settle(detector.survey(block))
+    found = detector.find(block)
+    if detector.training and found.update:
+        detector.observe(block.ids, found.update)
+    flagged = found.levels[0].kin_RC
+    return torch.zeros_like(block.sim_RC, dtype=torch.bool) if flagged is None else flagged

@@ -1,0 +1,51 @@
+"""The batch's own quantile, and the counting of what is above a level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinfolk.detectors import quantile
+from tests.reference import detection
+
+
+@given(n=st.integers(1, 40), alpha=st.floats(0, 1), own=st.integers(0, 5), seed=st.integers(0, 50))
+def test_batch_quantile_is_torch_s(n: int, alpha: float, own: int, seed: int) -> None:
+    x = torch.rand(1, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+    row = torch.cat((x, torch.full((1, own), -torch.inf, dtype=torch.float64)), 1)
+    got = quantile.batch_quantile(row, torch.tensor([n]), alpha).item()
+    assert got == pytest.approx(torch.quantile(x, 1 - alpha).item(), abs=1e-12)
+    assert got == pytest.approx(detection.quantile(row[0].tolist(), alpha), abs=1e-12)
+
+
+def test_batch_quantile_with_other_numbers_in_each_row() -> None:
+    inf = -torch.inf
+    rows = torch.tensor([[0.1, 0.9, 0.5, inf], [0.3, inf, inf, inf], [inf, inf, inf, inf], [0.0, 0.4, 0.8, 0.2]])
+    got = quantile.batch_quantile(rows, torch.tensor([3, 1, 0, 4]), 0.5)
+    assert got.tolist() == pytest.approx([0.5, 0.3, 1.0, 0.3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_number_and_height_above(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    sim = (torch.rand(6, 700, generator=g) * 2 - 1).to(dtype)
+    sim[:, :3] = -torch.inf
+    level, scale = torch.linspace(-0.9, 0.9, 6), torch.linspace(0.01, 0.5, 6)
+    excess = sim.double() - level.double().unsqueeze(1)
+    assert quantile.number_above(sim, level).tolist() == (excess > 0).sum(1).tolist()
+    want = (excess.clamp(min=0) / scale.unsqueeze(1)).clamp(max=1).sum(1)
+    assert quantile.height_above(sim, level, scale).tolist() == pytest.approx(want.tolist(), rel=2e-3, abs=1e-2)
+
+
+def test_drift_goes_where_the_share_is_off_and_rests_where_it_is_right() -> None:
+    zero, expected = torch.tensor(0.0, dtype=torch.float64), torch.tensor(200.0, dtype=torch.float64)
+    assert quantile.followed(zero, expected, expected) == 0
+    assert quantile.followed(zero, expected, expected * 2) > 0
+    assert quantile.followed(zero, expected, expected * 0) < 0
+    assert quantile.followed(zero, zero, zero) == 0
+    drift = torch.tensor(1.0, dtype=torch.float64)
+    for _ in range(2000):
+        drift = quantile.followed(drift, expected, expected)
+    assert abs(drift.item()) < 1e-3
