@@ -99,6 +99,13 @@ def test_the_same_seed_gives_the_same_run_and_another_another(pictures: Path, tm
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_what_nobody_named_is_chosen_by_the_pictures_and_the_method(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (40, 20, 30, 3), dtype=np.uint8)
+    run = train(x, tmp_path / "run", method="simclr+glofnd", epochs=1, batch_size=20, settings={"model.name": "resnet10"}, progress=False)
+    config = TrainConfig.load(run.config)
+    assert (config.views.size, config.model.stem, config.detector["alpha"]) == (20, "cifar", 0.01)
+
+
 def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     run = tiny(x, tmp_path / "run", method="sogclr+glofnd", settings={"detector.alpha": 0.1})
@@ -119,7 +126,7 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"batch_size": 65}, r"`batch_size` \(=65\) must be at most the number of training samples \(=64\)"),
         ({"method": "simclrr"}, "simclr"),
         ({"method": "simclr+glofn"}, "glofnd"),
-        ({"method": "simclr+glofnd"}, r"`detector\.alpha` is required"),
+        ({"method": "simclr+glofnd", "settings": {"detector.alpha": 2}}, r"`alpha` \(=2.0\) must be in \[0, 1\]"),
         ({"method": "simclr+glofnd", "settings": {"detector.alhpa": 0.5}}, "did you mean `alpha`"),
         ({"settings": {"detector.alpha": 0.5}}, r"simclr has no detector"),
         ({"settings": {"framework.temprature": 0.5}}, "did you mean `temperature`"),

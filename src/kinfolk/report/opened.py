@@ -54,7 +54,7 @@ class OpenedRun:
         opened = open_source(spec, labels_from_folders=labels, **({} if source is not None else self._columns()))
         return prepare(
             opened,
-            image_size=own.image_size or math.ceil(self.config.views.size * 8 / 7),
+            image_size=own.image_size or math.ceil((self.config.views.size or 32) * 8 / 7),
             workers=own.workers if workers is None else workers,
             pixel_cap=own.pixel_cap,
             cache_dir=None if source is not None or opened.native_size is not None else own.cache_dir or self.path / "cache",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kinfolk.data.seeding import derive_seed
+from kinfolk.data.typical import typical_side
 from kinfolk.data.views import Views
 from kinfolk.detectors import DETECTORS
 from kinfolk.errors import KinfolkError, UsageError
@@ -25,6 +26,10 @@ from kinfolk.training.schedules import build_scheduler
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
+    from kinfolk.data.sources import Source
+
+SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
+"""Sides of views in pixels: the least and the most that are chosen by themselves, and the most that the small stem is chosen for."""
 
 
 def assemble(
@@ -57,13 +62,26 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write the method as {method}+NAME"
         )
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
-    document["data"]["image_size"] = config.data.image_size or math.ceil(config.views.size * 8 / 7)
-    build_views(config)
+    if config.views.size is not None:
+        build_views(config)
     return TrainConfig.of(document)
+
+
+def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
+    """The resolution and the encoder's stem, where the user named none, by the size of the pictures."""
+    document = config.model_dump(mode="json")
+    size = config.views.size or min(max(typical_side(source) or LARGEST, SMALLEST), LARGEST)
+    document["views"]["size"] = size
+    document["model"]["stem"] = config.model.stem or ("cifar" if size <= CIFAR_STEM else "imagenet")
+    document["data"]["image_size"] = config.data.image_size or math.ceil(size * 8 / 7)
+    fitted = TrainConfig.of(document)
+    build_views(fitted)
+    return fitted
 
 
 def build_views(config: TrainConfig) -> Views:
     """The views of a training; `Views.evaluate` prepares pictures for its encoder."""
+    assert config.views.size is not None, "fitted to the data"
     return Views(config.views.preset, config.views.size, **config.views.options)
 
 
@@ -81,6 +99,7 @@ def build_framework(config: TrainConfig, data: ImageData) -> Framework:
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model, head = config.model, config.head
     try:
+        assert model.stem is not None, "fitted to the data"
         encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained)
         size: int = encoder.output_size
         projection = projection_head(

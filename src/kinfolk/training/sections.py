@@ -37,7 +37,7 @@ class ViewsConfig(Section):
     """How two views are made of a picture; `options` override single settings of the preset."""
 
     preset: str = "simclr"
-    size: int = Field(default=32, ge=1)
+    size: int | None = Field(default=None, ge=1, description="None: the pictures' own, from 16 to 224 pixels")
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ class ModelConfig(Section):
     """The encoder."""
 
     name: str = "resnet18"
-    stem: Literal["cifar", "imagenet"] = "cifar"
+    stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar for views of up to 64 pixels")
     width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the network's own")
     pretrained: bool = False
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from kinfolk.data.sources import Source
 from kinfolk.errors import UsageError
 from kinfolk.models.weights import save_encoder
-from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views
+from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data
 from kinfolk.training.changes import refuse_changes
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
@@ -82,6 +82,8 @@ def train(
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     config = assemble(stored, recipe, named, settings)
+    source = open_data(data, config)
+    config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     if stored is not None:
         refuse_changes(stored, config)
@@ -89,7 +91,7 @@ def train(
         run.require_unused()
     console = Console(stderr=True) if progress and run.rank == 0 else None
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        return _run(run, config, open_data(data, config), resume, overwrite, console)
+        return _run(run, config, source, resume, overwrite, console)
 
 
 def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite: bool, console: Console | None) -> Run:
