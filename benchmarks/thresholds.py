@@ -97,9 +97,9 @@ def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: in
             for run in runs:
                 found = run.detector.find(block)
                 run.detector.observe(block.ids, found.update)
-                kin = found.levels[0].kin_RC
-                assert kin is not None
-                flagged[run.name] += int(kin.count_nonzero())
+                places = found.levels[0].kin
+                assert places is not None
+                flagged[run.name] += len(places[0])
             if visit == visits - 1:
                 kin = fnc.find(block).levels[0].kin_RC
                 assert kin is not None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Detector
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Roles
 
 
 def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:
@@ -24,8 +24,17 @@ def random_block(seed: int, ids: list[int], num_views: int = 2, dtype: torch.dty
 
 
 def kin(detector: Detector, block: Block) -> Tensor:
-    found = detector.find(block).levels[0].kin_RC
-    return torch.zeros_like(block.sim_RC, dtype=torch.bool) if found is None else found
+    return mask(detector.find(block).levels[0], block)
+
+
+def mask(roles: Roles, block: Block) -> Tensor:
+    """(R, C) True where kin, however the detector said it."""
+    if roles.kin_RC is not None:
+        return roles.kin_RC
+    found = torch.zeros_like(block.sim_RC, dtype=torch.bool)
+    if roles.kin is not None:
+        found[roles.kin] = True
+    return found
 
 
 def step(detector: Detector, block: Block) -> Tensor:
@@ -35,5 +44,4 @@ def step(detector: Detector, block: Block) -> Tensor:
     found = detector.find(block)
     if detector.training and found.update:
         detector.observe(block.ids, found.update)
-    flagged = found.levels[0].kin_RC
-    return torch.zeros_like(block.sim_RC, dtype=torch.bool) if flagged is None else flagged
+    return mask(found.levels[0], block)

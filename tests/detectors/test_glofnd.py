@@ -126,6 +126,7 @@ def test_alpha_zero_says_nothing_at_all(shared: bool) -> None:
     detector = made(alpha=0.0, init="quantile", shared=shared)
     found = detector.find(batches(1)[0])
     assert found.levels[0].kin_RC is None
+    assert found.levels[0].kin is None
     assert not found.update
     assert not detector.surveys
 

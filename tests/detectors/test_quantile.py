@@ -27,18 +27,6 @@ def test_batch_quantile_with_other_numbers_in_each_row() -> None:
     assert got.tolist() == pytest.approx([0.5, 0.3, 1.0, 0.3])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_number_and_height_above(dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(0)
-    sim = (torch.rand(6, 700, generator=g) * 2 - 1).to(dtype)
-    sim[:, :3] = -torch.inf
-    level, scale = torch.linspace(-0.9, 0.9, 6), torch.linspace(0.01, 0.5, 6)
-    excess = sim.double() - level.double().unsqueeze(1)
-    assert quantile.number_above(sim, level).tolist() == (excess > 0).sum(1).tolist()
-    want = (excess.clamp(min=0) / scale.unsqueeze(1)).clamp(max=1).sum(1)
-    assert quantile.height_above(sim, level, scale).tolist() == pytest.approx(want.tolist(), rel=2e-3, abs=1e-2)
-
-
 def test_drift_goes_where_the_share_is_off_and_rests_where_it_is_right() -> None:
     zero, expected = torch.tensor(0.0, dtype=torch.float64), torch.tensor(200.0, dtype=torch.float64)
     assert quantile.followed(zero, expected, expected) == 0

@@ -29,6 +29,7 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 EVIDENCE, TRUST = 32.0, 0.25
+REACH = 0.35  # of the scale: the farthest a supported threshold falls in one visit, −log(1 − TRUST) times the scale's growth
 _WINDOW, _RATE, _LEAK, _FASTEST = 1000.0, 0.2, 0.2, 2.0
 _CUT = 1 - math.exp(-1)  # mean of min(x, 1) for x exponential of scale 1
 
@@ -40,19 +41,6 @@ class Visit:
     share: Tensor
     height: Tensor
     n: Tensor
-
-
-def number_above(sim_RC: Tensor, level_R: Tensor) -> Tensor:
-    """(R,) how many similarities are above the row's level. Counted in floating point: several times faster than in bools."""
-    above_RC = torch.empty(sim_RC.shape, dtype=torch.float32, device=sim_RC.device)
-    return torch.gt(sim_RC, level_R.unsqueeze(1), out=above_RC).sum(1)
-
-
-def height_above(sim_RC: Tensor, level_R: Tensor, scale_R: Tensor) -> Tensor:
-    """(R,) sum over the similarities of min((s − level)₊ / scale, 1)."""
-    low_R1 = level_R.unsqueeze(1)
-    between_RC = torch.clamp(sim_RC, low_R1, low_R1 + scale_R.unsqueeze(1))
-    return (between_RC.sum(1, dtype=level_R.dtype) - sim_RC.shape[1] * level_R) / scale_R
 
 
 def batch_quantile(sim_bM: Tensor, n_b: Tensor, alpha: float) -> Tensor:

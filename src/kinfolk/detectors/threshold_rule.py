@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import quantile
+from kinfolk.detectors.peaks import Peaks
 from kinfolk.detectors.quantile import State, Visit
 from kinfolk.pairs import Block
 
@@ -53,15 +54,21 @@ class ThresholdRule:
         """(b,) whose first visit this is, where the first visit only sets the threshold."""
         return (state["visits"] == 0) & (self.init == "quantile")
 
-    def measure(self, block: Block, state: State) -> Visit:
-        """What this block says of the thresholds in `state`."""
+    def peaks(self, block: Block, state: State) -> Peaks:
+        """The similarities above the thresholds in `state`, or a little below, where a step down will mostly end."""
+        reach = quantile.REACH * state["scale"] if self.name == "tracking" else 0.0
+        return Peaks.above(block.sim_RC, (state["threshold"] - reach).repeat_interleave(block.num_views))
+
+    def measure(self, block: Block, state: State, peaks: Peaks | None = None) -> Visit:
+        """What this block says of the thresholds in `state`; `peaks`, where they are at hand, are those of `state`."""
+        peaks = self.peaks(block, state) if peaks is None else peaks
         level_R = state["threshold"].repeat_interleave(block.num_views)
         n_R = block.num_negatives_R.to(level_R.dtype)
         per_R = 1 / n_R.clamp(min=1)
-        share_R = quantile.number_above(block.sim_RC, level_R) * per_R
+        share_R = peaks.number(level_R) * per_R
         height_R = share_R
         if self.name == "tracking":
-            height_R = quantile.height_above(block.sim_RC, level_R, state["scale"].repeat_interleave(block.num_views)) * per_R
+            height_R = peaks.height(level_R, state["scale"].repeat_interleave(block.num_views)).to(per_R.dtype) * per_R
         return Visit(*(block.over_views(rows) for rows in (share_R, height_R, n_R)))
 
     def own_quantile(self, block: Block, wanted_b: Tensor) -> Tensor:
