@@ -75,7 +75,7 @@ class Contrast:
     def loss(self) -> Tensor:
         """Mean over the anchors of all ranks."""
         pairs = self.pairs
-        own = torch.einsum("ad,apd->ap", pairs.anchors, pairs.positives)
+        own = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)  # einsum would multiply A tiny matrices
         self.with_gradient = torch.is_grad_enabled() and (own.requires_grad or pairs.candidates.requires_grad)
         total: Tensor = _Function.apply(pairs.anchors, pairs.candidates, own, self)  # type: ignore[no-untyped-call]
         return total if self.sizes is None else distributed.sum_over_ranks(total)
@@ -88,7 +88,9 @@ class Contrast:
         total, counts = anchors_AD.new_zeros(()), Stats.empty(anchors_AD.device).counts()
         inputs = (anchors_AD, candidates_CD, own_AP)
         grad_a, grad_c, grad_own = (torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in inputs)
+        shares_RC = None
         for rows, block, own in self._blocks(anchors_AD, candidates_CD):
+            shares_RC = torch.empty_like(block.sim_RC) if shares_RC is None else shares_RC
             found = None if self.detector is None else self.detector.find(block)
             levels = (Roles(),) if found is None else found.levels
             if found is not None:
@@ -98,7 +100,8 @@ class Contrast:
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
                 settled = settle(block, roles, own, self.policy, sim_RC, self.temperature)
                 counts += count(block, settled.kin, own, self.labels)
-                p_RC, lse_R = _softmax(sim_RC, self.temperature, settled.weight_R)
+                p_RC = shares_RC[: len(sim_RC)]
+                lse_R = _softmax(sim_RC, self.temperature, settled.weight_R, out_RC=p_RC)
                 told = Rows(own_AP[rows], lse_R, settled.weight_R.log(), settled.kin_sum_R, settled.flagged_R, block.ids, block.num_views)
                 terms = self.terms(told)
                 total += terms.loss_R.sum() * share
@@ -120,7 +123,8 @@ class Contrast:
         return total, (grad_a, grad_c, grad_own)
 
     def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, Places]]:
-        """Row blocks that never part the views of a sample, with the places where the candidate is the anchor's own."""
+        """Row blocks that never part the views of a sample, with the places where the candidate is the anchor's own. A block is
+        overwritten by the next."""
         pairs = self.pairs
         keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.candidate_groups is None else (pairs.groups, pairs.candidate_groups)
         assert keys_B is not None
@@ -128,10 +132,12 @@ class Contrast:
         views, num_candidates = pairs.num_views, len(candidates_CD)
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
+        # One piece of memory for all blocks: asking for it anew each time costs as much as the product that fills it.
+        held_RC = anchors_AD.new_empty(min(step * views, len(anchors_AD)), num_candidates)
         for first in range(0, len(pairs.ids), step):
             samples = slice(first, first + step)
             rows = slice(first * views, min((first + step) * views, len(anchors_AD)))
-            sim_RC = anchors_AD[rows] @ candidates_CD.T
+            sim_RC = torch.mm(anchors_AD[rows], candidates_CD.T, out=held_RC[: rows.stop - rows.start])
             own = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
             sim_RC[own] = -torch.inf
             negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))
@@ -157,12 +163,12 @@ class _Function(torch.autograd.Function):
         return *(grad * x if needed else None for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)), None
 
 
-def _softmax(sim_RC: Tensor, temperature: float, weight_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, C) shares of the kept negatives and (R,) their log-sum-exp at this temperature; 0 and −inf for a row without any."""
+def _softmax(sim_RC: Tensor, temperature: float, weight_R: Tensor, out_RC: Tensor) -> Tensor:
+    """Writes the shares of the kept negatives to `out_RC`; (R,) their log-sum-exp at this temperature. 0 and −inf for a row without any."""
     logits_RC = sim_RC.div_(temperature)
-    p_RC = torch.softmax(logits_RC, 1)
-    lse_R = logits_RC.amax(1) - p_RC.amax(1).log()
+    torch.softmax(logits_RC, 1, out=out_RC)
+    lse_R = logits_RC.amax(1) - out_RC.amax(1).log()
     bare_R = weight_R == 0
     if bare_R.any():
-        p_RC[bare_R], lse_R[bare_R] = 0.0, -torch.inf
-    return p_RC, lse_R
+        out_RC[bare_R], lse_R[bare_R] = 0.0, -torch.inf
+    return lse_R
