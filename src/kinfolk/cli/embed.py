@@ -40,7 +40,7 @@ def embed(
     import numpy as np
 
     from kinfolk.cli.console import screen
-    from kinfolk.report.opened import open_run
+    from kinfolk.training.opened import open_run
 
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any picture is read

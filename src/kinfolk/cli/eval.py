@@ -10,7 +10,7 @@ from kinfolk.cli.options import DATA, SOURCE_HELP, Debug, LabelsFromFolders, Run
 from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:
-    from kinfolk.cli.protocols import Parts
+    from kinfolk.evaluation.protocols import Parts
 
 PROTOCOLS = ("knn", "linear")
 EPILOG = examples(
@@ -38,9 +38,9 @@ def evaluate(
     Results go to RUN/eval/. Without a test split, knn leaves one out and linear tests on a fifth of the samples.
     """
     wanted = _wanted(protocol)
-    from kinfolk.cli.protocols import run_knn, run_linear, take_parts
+    from kinfolk.evaluation.protocols import run_knn, run_linear, take_parts
     from kinfolk.evaluation.results import write_result
-    from kinfolk.report.opened import open_run
+    from kinfolk.training.opened import open_run
 
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any picture is read

@@ -10,10 +10,10 @@ from kinfolk.report.facts import facts_of, papers_of
 from kinfolk.report.figures import curve_panels
 from kinfolk.report.map import choose
 from kinfolk.report.material import draw_map, draw_strips
-from kinfolk.report.opened import open_run
 from kinfolk.report.page import render
 from kinfolk.report.record import read_record
 from kinfolk.report.views_grid import NUM_VIEWS
+from kinfolk.training.opened import open_run
 
 if TYPE_CHECKING:
     import numpy as np

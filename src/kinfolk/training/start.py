@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from rich.console import Console
-
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
@@ -38,7 +36,7 @@ def open_data(data: object | None, config: TrainConfig) -> Source:
     )
 
 
-def read_data(source: Source, config: TrainConfig, run: Run, several: bool, console: Console | None) -> ImageData:
+def read_data(source: Source, config: TrainConfig, run: Run, several: bool, progress: bool) -> ImageData:
     """Pixels that had to be decoded, or that several processes read, are kept in the run folder unless another place is named."""
     cache = config.data.cache_dir or (run.path / "cache" if several or source.native_size is None else None)
     assert config.data.image_size is not None, "resolved"
@@ -48,7 +46,7 @@ def read_data(source: Source, config: TrainConfig, run: Run, several: bool, cons
         workers=config.data.workers,
         pixel_cap=config.data.pixel_cap,
         cache_dir=cache,
-        progress=console is not None,
+        progress=progress,
         shared=several,
     )
 

@@ -106,7 +106,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         with logging_to(None, console):
             LOG.info("%s", f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume")
         return run
-    images = read_data(source, config, run, several, console)
+    images = read_data(source, config, run, several, progress=console is not None)
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     framework = build_framework(config, images)
     if run.rank == 0:
