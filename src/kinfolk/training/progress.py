@@ -8,7 +8,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column
 
 from kinfolk.training.journal import Journal
 from kinfolk.training.log import FILE_ONLY
@@ -16,6 +17,7 @@ from kinfolk.training.module import TrainingModule
 
 LOG = logging.getLogger("kinfolk.training")
 SMOOTHING = 0.95
+NARROW = 120
 
 
 class ProgressBar(pl.Callback):
@@ -38,12 +40,12 @@ class ProgressBar(pl.Callback):
         self._last = time.perf_counter()
         if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
             return
-        text = TextColumn("{task.description}")
-        self._bar = Progress(
-            text, BarColumn(None), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"), console=self.console, expand=True
-        )
+        names = ("description", "fields[figures]", "fields[left]")
+        texts = [TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names]
+        bars: list[ProgressColumn] = [] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
+        self._bar = Progress(texts[0], *bars, *texts[1:], console=self.console, expand=not self._narrow)
         total, done = self.epochs * int(trainer.num_training_batches), trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        self._task = self._bar.add_task("training", total=total, completed=done, figures="")
+        self._task = self._bar.add_task("training", total=total, completed=done, figures="", left="")
         self._bar.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -61,7 +63,8 @@ class ProgressBar(pl.Callback):
             self._task,
             advance=1,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
-            figures=f"{describe(figures)}  {duration(left)} left",
+            figures=describe(figures, speed=not self._narrow),
+            left=f"{duration(left)} left",
         )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -78,19 +81,25 @@ class ProgressBar(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         self._stop()
 
+    @property
+    def _narrow(self) -> bool:
+        """Whether bar and speed have to give way to the figures."""
+        return self.console is not None and self.console.width < NARROW
+
     def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
-def describe(row: dict[str, float]) -> str:
+def describe(row: dict[str, float], speed: bool = True) -> str:
     """The figures of a line, in few words."""
     parts = [f"loss {row['loss']:.3f}"]
     parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
     parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
     parts += [f"F1 {row['f1']:.2f}"] if "f1" in row else []
-    return "  ".join([*parts, f"{row['images_per_second']:.0f} images/s"])
+    parts += [f"{row['images_per_second']:.0f} images/s"] if speed else []
+    return "  ".join(parts)
 
 
 def duration(seconds: float) -> str:
