@@ -28,7 +28,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
 from kinfolk.stats import Stats, count
 
-_BLOCK_ELEMENTS = {"cpu": 1 << 20, "default": 1 << 26}  # measured: the block and its softmax should stay in the CPU's cache
+_BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, larger blocks save more calls than they cost in cache
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,26 @@ class Terms:
     update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+class Scratch:
+    """Memory for a block of similarities and one of shares, kept from call to call: asking for it anew costs as much as filling it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, cols: int, like: Tensor) -> Tensor:
+        """(rows, cols) of `like`'s kind, with whatever was in it."""
+        held = self._held.get(name)
+        if held is None or held.numel() < rows * cols or held.dtype != like.dtype or held.device != like.device:
+            held = self._held[name] = like.new_empty(rows * cols)
+        return held[: rows * cols].view(rows, cols)
+
+    def __deepcopy__(self, memo: object) -> Scratch:
+        return Scratch()
+
+    def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
+        return Scratch, ()
+
+
 @dataclass
 class Contrast:
     """One evaluation of an objective over `Pairs`: run by `loss`, after which `stats` and the updates are there."""
@@ -67,6 +87,7 @@ class Contrast:
     labels: Tensor | None = None
     block_rows: int | None = None
     sizes: list[int] | None = None
+    scratch: Scratch = field(default_factory=Scratch)
     with_gradient: bool = field(init=False, default=False)
     stats: Stats = field(init=False)
     found: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)
@@ -88,9 +109,7 @@ class Contrast:
         total, counts = anchors_AD.new_zeros(()), Stats.empty(anchors_AD.device).counts()
         inputs = (anchors_AD, candidates_CD, own_AP)
         grad_a, grad_c, grad_own = (torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in inputs)
-        shares_RC = None
         for rows, block, own in self._blocks(anchors_AD, candidates_CD):
-            shares_RC = torch.empty_like(block.sim_RC) if shares_RC is None else shares_RC
             found = None if self.detector is None else self.detector.find(block)
             levels = (Roles(),) if found is None else found.levels
             if found is not None:
@@ -100,7 +119,7 @@ class Contrast:
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
                 settled = settle(block, roles, own, self.policy, sim_RC, self.temperature)
                 counts += count(block, settled.kin, own, self.labels)
-                p_RC = shares_RC[: len(sim_RC)]
+                p_RC = self.scratch("shares", *sim_RC.shape, anchors_AD)
                 lse_R = _softmax(sim_RC, self.temperature, settled.weight_R, out_RC=p_RC)
                 told = Rows(own_AP[rows], lse_R, settled.weight_R.log(), settled.kin_sum_R, settled.flagged_R, block.ids, block.num_views)
                 terms = self.terms(told)
@@ -132,12 +151,12 @@ class Contrast:
         views, num_candidates = pairs.num_views, len(candidates_CD)
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
-        # One piece of memory for all blocks: asking for it anew each time costs as much as the product that fills it.
-        held_RC = anchors_AD.new_empty(min(step * views, len(anchors_AD)), num_candidates)
         for first in range(0, len(pairs.ids), step):
             samples = slice(first, first + step)
             rows = slice(first * views, min((first + step) * views, len(anchors_AD)))
-            sim_RC = torch.mm(anchors_AD[rows], candidates_CD.T, out=held_RC[: rows.stop - rows.start])
+            sim_RC = torch.mm(
+                anchors_AD[rows], candidates_CD.T, out=self.scratch("sim", rows.stop - rows.start, num_candidates, anchors_AD)
+            )
             own = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
             sim_RC[own] = -torch.inf
             negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))

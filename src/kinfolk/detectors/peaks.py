@@ -32,17 +32,17 @@ class Peaks:
 
     def number(self, level_R: Tensor) -> Tensor:
         """(R,) how many are above a level, which is not below the floor."""
-        return torch.bincount(self.row_M[self.sim_M > level_R[self.row_M]], minlength=len(self.sim_RC))
+        return torch.bincount(self.row_M, weights=(self.sim_M > level_R[self.row_M]).double(), minlength=len(self.sim_RC))
 
     def height(self, level_R: Tensor, scale_R: Tensor) -> Tensor:
         """(R,) sum of min((s − level)₊ / scale, 1) over a level not below the floor."""
-        height_M = ((self.sim_M - level_R[self.row_M]) / scale_R[self.row_M]).clamp(0, 1)
-        return height_M.new_zeros(len(self.sim_RC)).index_add(0, self.row_M, height_M)
+        height_M = ((self.sim_M - level_R[self.row_M]) / scale_R[self.row_M]).clamp_(0, 1)
+        return torch.bincount(self.row_M, weights=height_M.double(), minlength=len(self.sim_RC))
 
     def places(self, level_R: Tensor) -> Places:
         """Those above a level. Rows whose level is below the floor are looked through again."""
-        keep_M = self.sim_M > level_R[self.row_M]
-        row_M, col_M = self.row_M[keep_M], self.col_M[keep_M]
+        kept = (self.sim_M > level_R[self.row_M]).nonzero()[:, 0]  # once, where two masked reads would look for it twice
+        row_M, col_M = self.row_M[kept], self.col_M[kept]
         below = (level_R < self.floor_R).nonzero()[:, 0]
         if not len(below):
             return row_M, col_M

@@ -65,7 +65,7 @@ class ThresholdRule:
         level_R = state["threshold"].repeat_interleave(block.num_views)
         n_R = block.num_negatives_R.to(level_R.dtype)
         per_R = 1 / n_R.clamp(min=1)
-        share_R = peaks.number(level_R) * per_R
+        share_R = peaks.number(level_R).to(per_R.dtype) * per_R
         height_R = share_R
         if self.name == "tracking":
             height_R = peaks.height(level_R, state["scale"].repeat_interleave(block.num_views)).to(per_R.dtype) * per_R

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
-from kinfolk.contrast import Contrast, Rows, Terms
+from kinfolk.contrast import Contrast, Rows, Scratch, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
 from kinfolk.stats import Stats
@@ -59,6 +59,7 @@ class Objective(nn.Module, ABC):
         self.temperature, self.detector, self.action = temperature, detector, action
         self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
         self.stats = Stats.empty()
+        self._scratch = Scratch()
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
 
@@ -79,7 +80,7 @@ class Objective(nn.Module, ABC):
         anchors themselves (one tensor) are gathered from all ranks, others are taken as they are."""
         pairs, sizes = self._joined(_normalised(pairs))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay)
-        work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, self.labels, self.block_rows, sizes)
+        work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, self.labels, self.block_rows, sizes, self._scratch)
         with torch.autocast(pairs.anchors.device.type, enabled=False):
             loss = work.loss()
         self.stats = work.stats
