@@ -119,7 +119,7 @@ class Contrast:
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
                 settled = settle(block, roles, own, self.policy, sim_RC, self.temperature)
                 counts += count(block, settled.kin, own, self.labels)
-                p_RC = self.scratch("shares", *sim_RC.shape, anchors_AD)
+                p_RC = self.scratch("shares", len(sim_RC), len(candidates_CD), anchors_AD)
                 lse_R = _softmax(sim_RC, self.temperature, settled.weight_R, out_RC=p_RC)
                 told = Rows(own_AP[rows], lse_R, settled.weight_R.log(), settled.kin_sum_R, settled.flagged_R, block.ids, block.num_views)
                 terms = self.terms(told)
@@ -154,9 +154,8 @@ class Contrast:
         for first in range(0, len(pairs.ids), step):
             samples = slice(first, first + step)
             rows = slice(first * views, min((first + step) * views, len(anchors_AD)))
-            sim_RC = torch.mm(
-                anchors_AD[rows], candidates_CD.T, out=self.scratch("sim", rows.stop - rows.start, num_candidates, anchors_AD)
-            )
+            held_RC = self.scratch("sim", rows.stop - rows.start, num_candidates, anchors_AD)
+            sim_RC = torch.mm(anchors_AD[rows], candidates_CD.T, out=held_RC)
             own = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
             sim_RC[own] = -torch.inf
             negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))
