@@ -28,6 +28,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
 from kinfolk.stats import Stats, count
 
+_PROBED, _TINY = 256, 1e-30
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, larger blocks save more calls than they cost in cache
 
 
@@ -185,7 +186,12 @@ def _softmax(sim_RC: Tensor, temperature: float, weight_R: Tensor, out_RC: Tenso
     """Writes the shares of the kept negatives to `out_RC`; (R,) their log-sum-exp at this temperature. 0 and −inf for a row without any."""
     logits_RC = sim_RC.div_(temperature)
     torch.softmax(logits_RC, 1, out=out_RC)
-    lse_R = logits_RC.amax(1) - out_RC.amax(1).log()
+    # lse = logit − log share at any candidate; the largest of the first few will do, unless its share is too small to be exact.
+    share_R, place_R = out_RC[:, :_PROBED].max(1)
+    logit_R = logits_RC.gather(1, place_R.unsqueeze(1)).squeeze(1)
+    if not (share_R >= _TINY).all():
+        share_R, logit_R = out_RC.amax(1), logits_RC.amax(1)
+    lse_R = logit_R - share_R.log()
     bare_R = weight_R == 0
     if bare_R.any():
         out_RC[bare_R], lse_R[bare_R] = 0.0, -torch.inf

@@ -247,3 +247,17 @@ def test_wrong_shapes_are_named() -> None:
 
 def test_repr_is_the_call() -> None:
     assert repr(NTXent(0.1)) == "NTXent(temperature=0.1)"
+
+
+def test_a_row_whose_first_candidates_are_far_away() -> None:
+    """The log-sum-exp must not rest on shares that have underflown: at t = 0.01 the first candidates' are below 1e-38."""
+    g = torch.Generator().manual_seed(0)
+    near = torch.tensor([1.0, 0, 0]) + 0.01 * torch.randn(300, 3, generator=g)
+    z1, z2 = torch.cat([-near, near]), torch.cat([-near, near]) + 1e-3
+    z1.requires_grad_()
+    loss = NTXent(0.01)(z1, z2)
+    dense = torch.nn.functional.normalize(torch.stack([z1, z2], 1).flatten(0, 1), dim=1).double()
+    logits = (dense @ dense.T / 0.01).fill_diagonal_(-torch.inf)
+    slow = torch.nn.functional.cross_entropy(logits, torch.arange(1200) ^ 1)
+    torch.testing.assert_close(loss.double(), slow, rtol=1e-4, atol=1e-4)
+    assert torch.autograd.grad(loss, z1)[0].isfinite().all()
