@@ -65,11 +65,9 @@ class ThresholdRule:
         level_R = state["threshold"].repeat_interleave(block.num_views)
         n_R = block.num_negatives_R.to(level_R.dtype)
         per_R = 1 / n_R.clamp(min=1)
-        share_R = peaks.number(level_R).to(per_R.dtype) * per_R
-        height_R = share_R
-        if self.name == "tracking":
-            height_R = peaks.height(level_R, state["scale"].repeat_interleave(block.num_views)).to(per_R.dtype) * per_R
-        return Visit(*(block.over_views(rows) for rows in (share_R, height_R, n_R)))
+        scale_R = state["scale"].repeat_interleave(block.num_views) if self.name == "tracking" else torch.ones_like(level_R)
+        number_R, height_R = (rows.to(per_R.dtype) for rows in peaks.measure(level_R, scale_R))
+        return Visit(*(block.over_views(rows) for rows in (number_R * per_R, height_R * per_R, n_R)))
 
     def own_quantile(self, block: Block, wanted_b: Tensor) -> Tensor:
         """(b,) the quantile over each wanted sample's views and negatives of this block; 1 elsewhere."""
