@@ -67,7 +67,7 @@ def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
     config = TrainConfig.load(run.config)
     assert (config.method, config.seed, config.data.source, config.trainer.devices) == ("simclr+oracle", 3, str(pictures), 1)
     assert config.framework["temperature"] == 0.2, "the method's defaults are written out"
-    assert config.data.image_size == 10
+    assert config.data.image_size == 8, "the pictures are no larger"
     assert config.trainer.precision != "auto"
     first, last = run.epochs()
     assert (first["epoch"], first["step"], last["epoch"], last["step"]) == (1, 2, 2, 4)

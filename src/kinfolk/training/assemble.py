@@ -70,10 +70,11 @@ def resolve(config: TrainConfig) -> TrainConfig:
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     """The resolution and the encoder's stem, where the user named none, by the size of the pictures."""
     document = config.model_dump(mode="json")
-    size = config.views.size or min(max(typical_side(source) or LARGEST, SMALLEST), LARGEST)
+    side = typical_side(source) or LARGEST
+    size = config.views.size or min(max(side, SMALLEST), LARGEST)
     document["views"]["size"] = size
     document["model"]["stem"] = config.model.stem or ("cifar" if size <= CIFAR_STEM else "imagenet")
-    document["data"]["image_size"] = config.data.image_size or math.ceil(size * 8 / 7)
+    document["data"]["image_size"] = config.data.image_size or min(math.ceil(size * 8 / 7), side)
     fitted = TrainConfig.of(document)
     build_views(fitted)
     return fitted

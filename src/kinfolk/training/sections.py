@@ -17,7 +17,9 @@ class DataConfig(Section):
     """Where the samples come from, and how they are kept."""
 
     source: str | None = Field(default=None, description="folder, array file, table, archive or the name of a bundled data set")
-    image_size: int | None = Field(default=None, ge=1, description="side of the cached pictures; None: 8/7 of `views.size`")
+    image_size: int | None = Field(
+        default=None, ge=1, description="side of the cached pictures; None: 8/7 of `views.size`, or their own if less"
+    )
     labels_from_folders: bool = Field(default=False, description="class sub-folders become labels")
     image_column: str = "image"
     label_column: str | None = Field(
