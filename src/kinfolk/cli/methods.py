@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ACTIONS = {
     "eliminate": "left out of the denominator (the default)",
     "attract": "taken for a positive as well",
-    "reweight": "weighed in the denominator by how sure the detector is",
+    "reweight": "kept in the denominator with a factor between 0 and 1",
 }
 EPILOG = examples("kinfolk methods", "kinfolk train --method sogclr+glofnd:attract …")
 
