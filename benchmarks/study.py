@@ -47,13 +47,22 @@ def settings(tree: dict[str, Any], prefix: str = "") -> list[str]:
     return flat
 
 
+def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """`change` laid over `base`, section by section."""
+    both = dict(base)
+    for key, value in change.items():
+        both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value
+    return both
+
+
 def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int) -> dict[str, float]:
     """Trains and evaluates where that is not done yet; the figures of the run."""
     kinfolk = [sys.executable, "-m", "kinfolk"]
     results = folder / "eval"
     if not (results / "linear.json").exists():
+        method = method_of(name, change)
         sets = [part for text in settings(change) for part in ("--set", text)]
-        how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method_of(name, change), *sets]
+        how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
         print(f"· {folder.name}", flush=True)
         subprocess.run([*kinfolk, "train", "--data", data, "--out", folder, "--seed", str(seed), "--no-report", *how], check=True)
         subprocess.run([*kinfolk, "eval", folder, "--data", data, "--protocol", "knn,linear"], check=True)
@@ -114,14 +123,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
     study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
-    out = options.out / options.study.stem
+    out = options.out / options.study.stem / f"{options.data.stem}-{options.limit or 'all'}"
     data = limited(options.data, options.limit, out)
     chosen = {name: change or {} for name, change in study["methods"].items() if options.only is None or name in options.only}
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for seed in options.seeds:
         for name, change in chosen.items():
             folder = out / f"{name.replace(':', '-').replace(' ', '_').replace('(', '').replace(')', '')}-{seed}"
-            figures[name].append(run(folder, study["recipe"], name, {**study.get("settings", {}), **change}, data, seed))
+            figures[name].append(run(folder, study["recipe"], name, merged(study.get("settings", {}), change), data, seed))
     text = table(figures)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{options.study.stem}: {data.name}, recipe {study['recipe']}, seeds {options.seeds}; percent\n\n{text}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import NTXent, Objective, SogCLR
+from kinfolk.pairs import two_views
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -22,6 +24,7 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 def objective(name: str) -> Objective:
     detectors: dict[str, Detector | None] = {
         "plain": None,
+        "groups": None,
         "fnc": FNC(top_k=2),
         "oracle": Oracle(LABELS),
         "glofnd": GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
@@ -43,11 +46,13 @@ class Whole(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.encoder = nn.Linear(6, 4).double()
-        self.objective = objective(name)
+        self.objective, self.grouped = objective(name), name.endswith("groups")
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        loss: Tensor = self.objective(self.encoder(views[0]), self.encoder(views[1]), ids)
-        return loss
+        pairs = two_views(self.encoder(views[0]), self.encoder(views[1]), ids)
+        if self.grouped:  # known positives, over ranks too
+            pairs = replace(pairs, groups=ids % 5, candidate_groups=ids.repeat_interleave(2) % 5)
+        return self.objective.on(pairs)
 
 
 def parts(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
@@ -86,7 +91,7 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
     dist.destroy_process_group()
 
 
-NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in ("plain", "fnc", "oracle", "glofnd", "shared")]
+NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in ("plain", "groups", "fnc", "oracle", "glofnd", "shared")]
 
 
 @pytest.fixture(scope="module", params=[2, 3])

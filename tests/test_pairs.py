@@ -32,6 +32,9 @@ def test_two_views_are_sample_major() -> None:
         ({"candidate_ids": torch.arange(3)}, "`candidate_ids`"),
         ({"positives": torch.ones(4, 2)}, "`positives`"),
         ({"groups": torch.arange(2)}, "together"),
+        ({"groups": torch.arange(3), "candidate_groups": torch.arange(5)}, "`groups`"),
+        ({"groups": torch.arange(2), "candidate_groups": torch.arange(2)}, "`candidate_groups`"),
+        ({"candidates": torch.ones(0, 2), "candidate_ids": torch.arange(0)}, "at least one row"),
     ],
 )
 def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> None:

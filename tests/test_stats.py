@@ -34,7 +34,7 @@ def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) ->
     loss_fn = NTXent(0.2, Scripted(same_class(2)), block_rows=block_rows)
     loss_fn.watch(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
-    loss_fn(z[0], z[1])
+    loss_fn(z[0], z[1], torch.arange(7))
     slow = slow_counts(labels, 2)
     assert {name: int(getattr(loss_fn.stats, name)) for name in slow} == slow
 
@@ -55,5 +55,5 @@ def test_labels_never_touch_the_loss() -> None:
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     plain, watched = (NTXent(0.2, Scripted(same_class(2))) for _ in range(2))
     watched.watch(torch.arange(7))
-    assert torch.equal(plain(z[0], z[1]), watched(z[0], z[1]))
+    assert torch.equal(plain(z[0], z[1]), watched(z[0], z[1], torch.arange(7)))
     assert "labels" not in watched.state_dict()

@@ -24,7 +24,8 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 class Policy:
     """What is done about kin.
 
-    `min_negatives` of each anchor (the least similar ones) are kept whatever the detector says, so that no row loses them all.
+    `min_negatives` of each anchor (the least similar ones) are kept however many are kin, so that no row loses them all. What a detector
+    drops for another reason is its own affair.
     `attracted_stay`: whether attracted kin stay in the denominator (InfoNCE, SupCon) or leave it (SogCLR).
     """
 
@@ -40,7 +41,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Settled:
-    """The roles of one block after the rules that hold for every detector: nobody is its own kin, no row loses all its negatives."""
+    """The roles of one block after the rules that hold for every detector: nobody is its own kin, no row loses all
+    its negatives to kin, nobody is both kin and dropped."""
 
     kin: Places | None
     flagged_R: Tensor
@@ -59,17 +61,25 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
     kin = roles.kin if roles.kin_RC is None else _places(roles.kin_RC, own)
     if kin is None:
         return Settled(None, none_R, weight_R, none_R)
-    if policy.removes_kin:
+    if roles.drop_RC is not None:
+        left_M = ~roles.drop_RC[kin]
+        kin = kin[0][left_M], kin[1][left_M]
+    removes = policy.removes_kin or (policy.action == "reweight" and policy.kin_weight == 0 and roles.degree_RC is None)
+    if removes:
         kin = _sparing(kin, sim_RC, weight_R, policy.min_negatives)
     flagged_R = torch.bincount(kin[0], minlength=len(sim_RC)).to(sim_RC.dtype)
     kin_sum_R = none_R.index_add(0, kin[0], sim_RC[kin]) if policy.action == "attract" else none_R
-    if policy.removes_kin:
+    if removes:
         sim_RC[kin] = -torch.inf
         weight_R = weight_R - flagged_R
     elif policy.action == "reweight":
-        factor_M = torch.full_like(kin[0], policy.kin_weight, dtype=sim_RC.dtype) if roles.degree_RC is None else 1 - roles.degree_RC[kin]
+        factor_M = (
+            torch.full_like(kin[0], policy.kin_weight, dtype=sim_RC.dtype)
+            if roles.degree_RC is None
+            else 1 - roles.degree_RC[kin].to(sim_RC.dtype)
+        )
         sim_RC[kin] += temperature * factor_M.log()
-        weight_R = weight_R.index_add(0, kin[0], factor_M - 1)
+        weight_R = (weight_R - flagged_R).index_add(0, kin[0], factor_M)  # not n + Σ(w − 1), which cancels
     return Settled(kin, flagged_R, weight_R, kin_sum_R)
 
 

@@ -2,7 +2,8 @@
 
 For every block of anchors it computes the similarities to all candidates, asks the detector who is kin, applies the action, takes the
 log-sum-exp over the kept negatives, lets the objective turn a few numbers per row into loss and derivatives, and adds this block's
-share of the gradient — three matrix products in all. No A × C matrix outlives its block.
+share of the gradient — three matrix products in all; a detector that surveys the batch first costs a fourth. No A × C matrix outlives
+its block.
 
     lse_i = log Σ_j w_ij exp(s_ij / t),   p_ij = w_ij exp(s_ij / t − lse_i),   ∂lse_i/∂s_ij = p_ij / t
 
@@ -65,6 +66,8 @@ class Scratch:
     def __call__(self, name: str, rows: int, cols: int, like: Tensor) -> Tensor:
         """(rows, cols) of `like`'s kind, with whatever was in it."""
         held = self._held.get(name)
+        if held is not None and held.is_inference() and not torch.is_inference_mode_enabled():
+            held = None  # made in a validation; training may not write to it
         if held is None or held.numel() < rows * cols or held.dtype != like.dtype or held.device != like.device:
             held = self._held[name] = like.new_empty(rows * cols)
         return held[: rows * cols].view(rows, cols)
@@ -92,7 +95,7 @@ class Contrast:
     with_gradient: bool = field(init=False, default=False)
     stats: Stats = field(init=False)
     found: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)
-    updates: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)
+    updates: list[list[Mapping[str, Tensor]]] = field(init=False, default_factory=list)
 
     def loss(self) -> Tensor:
         """Mean over the anchors of all ranks."""
@@ -115,7 +118,7 @@ class Contrast:
             levels = (Roles(),) if found is None else found.levels
             if found is not None:
                 self.found.append(found.update)
-            share = 1.0 / (num_anchors * len(levels))
+            share, proposed = 1.0 / (num_anchors * len(levels)), list[Mapping[str, Tensor]]()
             for level, roles in enumerate(levels):
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
                 settled = settle(block, roles, own, self.policy, sim_RC, self.temperature)
@@ -125,8 +128,7 @@ class Contrast:
                 told = Rows(own_AP[rows], lse_R, settled.weight_R.log(), settled.kin_sum_R, settled.flagged_R, block.ids, block.num_views)
                 terms = self.terms(told)
                 total += terms.loss_R.sum() * share
-                if level == 0:
-                    self.updates.append(terms.update)
+                proposed.append(terms.update)
                 if not self.with_gradient:
                     continue
                 grad_own[rows] += terms.d_own_RP * share
@@ -139,6 +141,7 @@ class Contrast:
                 else:  # the row's factor is taken out of the matrix
                     grad_a[rows].addcmul_(p_RC @ candidates_CD, scale_R1)
                     grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
+            self.updates.append(proposed)
         self.stats = Stats.from_counts(counts)
         return total, (grad_a, grad_c, grad_own)
 

@@ -64,7 +64,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.contiguous()
+        grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)  # not reduce_scatter: gloo has none
         start, stop = ctx.span
         return grad[start:stop], None

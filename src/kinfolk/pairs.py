@@ -52,8 +52,14 @@ class Pairs:
                 f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors, own positives, embedding) "
                 f"with {num_anchors} anchors"
             )
+        if num_candidates == 0:
+            raise ValueError("`candidates` must hold at least one row; fill a queue before the first loss is taken")
         if (self.groups is None) != (self.candidate_groups is None):
             raise ValueError("`groups` and `candidate_groups` must be given together")
+        if self.groups is not None and len(self.groups) != len(self.ids):
+            raise ValueError(f"`groups` (={len(self.groups)}) must be as many as `ids` (={len(self.ids)})")
+        if self.candidate_groups is not None and len(self.candidate_groups) != num_candidates:
+            raise ValueError(f"`candidate_groups` (={len(self.candidate_groups)}) must be as many as `candidates` (={num_candidates} rows)")
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class Roles:
         kin_RC: True where the candidate is kin of the anchor. None: nobody is.
         kin: the same as places, each once and none of the anchor's own; instead of `kin_RC`.
         drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
-        degree_RC: kinship in [0, 1] for `reweight`; None: 1 where `kin_RC`.
+        degree_RC: kinship in [0, 1] of kin, for `reweight`: the factor is 1 − degree. None: the factor is the objective's `kin_weight`.
     """
 
     kin_RC: Tensor | None = None
@@ -117,7 +123,7 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
     """The SimCLR pattern on unit-norm embeddings: every view is an anchor, every view is a candidate, the other view is the positive."""
     if z1.shape != z2.shape or z1.ndim != 2:
         raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
-    ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device)
+    ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device, torch.int64)
     if ids.shape != z1.shape[:1]:
         raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")
     anchors = torch.stack((z1, z2), 1).flatten(0, 1)

@@ -53,6 +53,9 @@ def test_arguments_are_read_off_the_signatures() -> None:
     assert not {"encoder", "head", "num_samples", "detector", "action"} & framework_arguments(method).keys()
     assert detector_arguments(method)["alpha"].default == 0.01  # the class requires it; a training has a usual value
     assert detector_arguments(parse("simclr")) == {}
+    fnc = parse("simclr+fnc")
+    assert detector_arguments(fnc)["fraction"].default == 0.01
+    assert detector_arguments(fnc, {"top_k": 3})["fraction"].default is None, "one of the three is enough"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -261,3 +261,24 @@ def test_a_row_whose_first_candidates_are_far_away() -> None:
     slow = torch.nn.functional.cross_entropy(logits, torch.arange(1200) ^ 1)
     torch.testing.assert_close(loss.double(), slow, rtol=1e-4, atol=1e-4)
     assert torch.autograd.grad(loss, z1)[0].isfinite().all()
+
+
+def test_training_goes_on_after_a_validation_in_inference_mode() -> None:
+    z1, z2 = views()
+    loss_fn, fresh = NTXent(0.2), NTXent(0.2)
+    with torch.inference_mode():
+        loss_fn.eval()(z1, z2)
+    loss = loss_fn.train()(z1, z2)
+    assert torch.equal(loss, fresh(z1, z2))
+    assert all(g.isfinite().all() for g in gradients(loss, z1, z2))
+
+
+def test_a_weight_of_nothing_keeps_the_least_similar_too() -> None:
+    z1, z2 = views()
+    kept = NTXent(0.2, Scripted(everybody), "reweight", kin_weight=0.0, min_negatives=3)(z1, z2)
+    torch.testing.assert_close(kept, NTXent(0.2, Scripted(everybody), min_negatives=3)(z1, z2))
+
+
+def test_repr_shows_what_is_not_usual() -> None:
+    shown = repr(NTXent(0.1, kin_weight=0.25, positive_in_denominator=False))
+    assert shown == "NTXent(positive_in_denominator=False, temperature=0.1, kin_weight=0.25)"

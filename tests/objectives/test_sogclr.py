@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.actions import Action
+from kinfolk.detectors import GloFND, Oracle, StartAt
 from kinfolk.objectives import NTXent, SogCLR
 from kinfolk.pairs import Roles
 from tests.reference import losses
@@ -159,3 +160,57 @@ def test_ids_out_of_range_and_wrong_gamma_are_named() -> None:
 
 def test_repr_is_the_call() -> None:
     assert repr(SogCLR(4, 0.2)) == "SogCLR(num_samples=4, gamma=0.9, temperature=0.2)"
+
+
+def test_a_broken_step_leaves_the_state_alone() -> None:
+    loss_fn = SogCLR(4, 0.1, detector=GloFND(4, alpha=0.3, init="quantile"))
+    z1, z2, ids = batch(0, [0, 1, 2, 3])
+    loss_fn(z1, z2, ids)
+    before = copy.deepcopy(loss_fn.state_dict())
+    broken = z1.detach().clone()
+    broken[0, 0] = torch.nan
+    assert not loss_fn(broken, z2, ids).isfinite()
+    assert all(torch.equal(before[key], value) for key, value in loss_fn.state_dict().items())
+
+
+def test_ids_are_required_where_state_or_labels_are_addressed_by_them() -> None:
+    z1, z2, _ = batch(0, [0, 1, 2, 3])
+    watched = NTXent(0.1)
+    watched.watch(torch.zeros(4, dtype=torch.int64))
+    late = StartAt(GloFND(4, alpha=0.1), epoch=1)
+    for loss_fn in (SogCLR(4, 0.1), NTXent(0.1, Oracle(torch.arange(4))), NTXent(0.1, late), watched):
+        with pytest.raises(ValueError, match="`ids` must be given"):
+            loss_fn(z1, z2)
+
+
+def test_small_weights_do_not_cancel() -> None:
+    """All negatives are kin of one small weight: the weighted mean is the plain one."""
+    z1, z2, ids = batch(0, list(range(64)))
+    z1, z2 = z1.detach().float(), z2.detach().float()
+    plain = SogCLR(64, 0.3)(z1, z2, ids)
+    for weight in (1e-3, 1e-6):
+        torch.testing.assert_close(SogCLR(64, 0.3, detector=Scripted(everybody), action="reweight", kin_weight=weight)(z1, z2, ids), plain)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_who_is_kin_and_dropped_is_dropped(action: Action) -> None:
+    z1, z2, ids = batch(0, [0, 1, 2, 3])
+    drop = Scripted(lambda row, col: Roles(drop_RC=(col == 3) & (row >= 0)))
+    both = Scripted(lambda row, col: Roles(kin_RC=(col == 3) & (row >= 0), drop_RC=(col == 3) & (row >= 0)))
+    assert SogCLR(4, 0.2, detector=both, action=action)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=drop)(z1, z2, ids).item()
+
+
+def test_several_levels_store_the_mean_of_their_averages() -> None:
+    z1, z2, ids = batch(0, [0, 1, 2, 3])
+    one, two, both = (SogCLR(4, 0.3, detector=Scripted(*(same_class(k) for k in ks))).double() for ks in ((2,), (3,), (2, 3)))
+    for loss_fn in (one, two, both):
+        loss_fn(z1, z2, ids)
+    torch.testing.assert_close(both.u, (one.u + two.u) / 2)
+
+
+def test_a_cast_of_the_weights_leaves_the_state_exact() -> None:
+    loss_fn = SogCLR(4, 0.3)
+    loss_fn(*batch(0, [0, 1, 2, 3]))
+    before = loss_fn.u.clone()
+    assert torch.equal(loss_fn.bfloat16().u, before)
+    assert loss_fn.double().u.dtype == torch.float64

@@ -35,8 +35,8 @@ class Detector(nn.Module, ABC):
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
-    usual: ClassVar[Mapping[str, object]] = {}
-    """What a training sets where the user says nothing, for arguments that the class itself requires."""
+    addresses: ClassVar[bool] = False
+    """Whether it reads or writes by sample id, so that a call without ids would speak of the wrong samples."""
     surveys: ClassVar[bool] = False
     """True where `find` needs a statistic of the whole batch first: the engine then calls `survey` on every block before any `find`."""
 
@@ -44,6 +44,11 @@ class Detector(nn.Module, ABC):
         super().__init__()
         self.epoch = 0
         self.num_epochs = 1
+
+    @classmethod
+    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        """What a training sets for arguments that the class requires and the user has not `given`. Default: nothing."""
+        return {}
 
     @abstractmethod
     def find(self, block: Block) -> Found:

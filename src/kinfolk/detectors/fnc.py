@@ -33,7 +33,6 @@ class FNC(Detector):
 
     paper: ClassVar[str] = "Huynh et al., WACV 2022"
     needs: ClassVar[str] = "fraction, top_k or min_similarity"
-    usual: ClassVar[Mapping[str, object]] = {"fraction": 0.01}
 
     def __init__(self, fraction: float | None = None, top_k: int | None = None, min_similarity: float | None = None) -> None:
         super().__init__()
@@ -48,6 +47,10 @@ class FNC(Detector):
         if min_similarity is not None and not -1 <= min_similarity <= 1:
             raise ValueError(f"`min_similarity` (={min_similarity}) must be in [-1, 1]")
         self.fraction, self.top_k, self.min_similarity = fraction, top_k, min_similarity
+
+    @classmethod
+    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        return {} if any(value is not None for value in given.values()) else {"fraction": 0.01}
 
     def find(self, block: Block) -> Found:
         sim_RC, n_R = block.sim_RC, block.num_negatives_R

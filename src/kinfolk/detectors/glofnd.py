@@ -51,7 +51,7 @@ class GloFND(Detector):
 
     paper: ClassVar[str] = "Balmaseda et al., ICML 2025"
     needs: ClassVar[str] = "alpha"
-    usual: ClassVar[Mapping[str, object]] = {"alpha": 0.01}
+    addresses: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -72,6 +72,10 @@ class GloFND(Detector):
         self.drift: Tensor | None
         self.register_buffer("drift", torch.tensor(0.0) if rule == "tracking" and not shared else None)
         self._settled: State = {}
+
+    @classmethod
+    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        return {"alpha": 0.01}
 
     @property
     def thresholds(self) -> Tensor:

@@ -31,6 +31,7 @@ class Oracle(Detector):
 
     paper: ClassVar[str] = "upper bound; attracted: Khosla et al., NeurIPS 2020"
     needs: ClassVar[str] = "labels"
+    addresses: ClassVar[bool] = True
 
     def __init__(self, labels: Tensor) -> None:
         super().__init__()

@@ -31,6 +31,10 @@ class StartAt(Detector):
         self.detector, self.start, self.update_from = detector, epoch, epoch if update_from is None else update_from
 
     @property
+    def addresses(self) -> bool:  # type: ignore[override]
+        return self.detector.addresses
+
+    @property
     def surveys(self) -> bool:  # type: ignore[override]
         return self.detector.surveys and self.epoch >= self.update_from
 

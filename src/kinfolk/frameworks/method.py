@@ -67,8 +67,8 @@ def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
     return _settable(FRAMEWORKS[method.framework])
 
 
-def detector_arguments(method: Method) -> dict[str, inspect.Parameter]:
-    """What a user may set of the method's detector: its signature with the usual values, and when it starts."""
+def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -> dict[str, inspect.Parameter]:
+    """What a user may set of the method's detector: its signature with the usual values beside what is `given`, and when it starts."""
     if method.detector is None:
         return {}
     start = {
@@ -76,7 +76,9 @@ def detector_arguments(method: Method) -> dict[str, inspect.Parameter]:
         for name in ("start_epoch", "update_from")
     }
     kind = DETECTORS[method.detector]
-    own = {name: p.replace(default=kind.usual.get(name, p.default)) for name, p in _settable(kind).items()}
+    settable = _settable(kind)
+    usual = kind.usual({name: value for name, value in (given or {}).items() if name in settable})
+    own = {name: p.replace(default=usual.get(name, p.default)) for name, p in settable.items()}
     return {**own, **start}
 
 
@@ -102,7 +104,7 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
     kind = DETECTORS[method.detector]
     own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
     make: Callable[..., Detector] = kind
-    detector = make(**_from_context(kind, context, method), **own)
+    detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **own})
     start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
     if start is None:
         if update_from is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -27,13 +27,15 @@ class Objective(nn.Module, ABC):
         detector: says who is kin; None: nobody.
         action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a positive), "reweight" (a factor in the
             denominator).
-        min_negatives: that many negatives of each anchor, the least similar, are kept whatever the detector says.
+        min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
-        block_rows: rows of similarities held at a time; None: by the size of the cache.
-        gather: candidates from all ranks; None: where a process group is initialised.
+        block_rows: rows of similarities held at a time; None: so many that a block has some four million entries, on a CPU.
+        gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
     """
 
     attracted_stay: ClassVar[bool]
+    addresses: ClassVar[bool] = False
+    """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
 
     def __init__(
         self,
@@ -67,12 +69,19 @@ class Objective(nn.Module, ABC):
     def terms(self, rows: Rows) -> Terms:
         """The loss of each row and its derivatives; reads state, writes none."""
 
+    def over_levels(self, updates: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """One proposal from those of a detector's several levels. Default: no state, so the first will do."""
+        return updates[0]
+
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
         """Writes what the `terms` of this step proposed. Default: no state."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
-        ids = self._numbered(z1) if ids is None else ids
+        if ids is None:
+            if self.addresses or self.labels is not None or (self.detector is not None and self.detector.addresses):
+                raise ValueError("`ids` must be given: state or labels are addressed by sample id")
+            ids = self._numbered(z1)
         return self.on(two_views(z1, z2, ids))
 
     def on(self, pairs: Pairs) -> Tensor:
@@ -80,11 +89,12 @@ class Objective(nn.Module, ABC):
         anchors themselves (one tensor) are gathered from all ranks, others are taken as they are."""
         pairs, sizes = self._joined(_normalised(pairs))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay)
-        work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, self.labels, self.block_rows, sizes, self._scratch)
+        labels = None if self.labels is None else self.labels.to(pairs.ids.device)
+        work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
         with torch.autocast(pairs.anchors.device.type, enabled=False):
             loss = work.loss()
         self.stats = work.stats
-        if self.training:
+        if self.training and self._sound(loss):
             with torch.no_grad():
                 self._write(pairs.ids, work, sizes)
         return loss
@@ -103,6 +113,13 @@ class Objective(nn.Module, ABC):
         start = sum(distributed.batch_sizes(len(z1), z1.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
         return torch.arange(start, start + len(z1), device=z1.device)
 
+    def _sound(self, loss: Tensor) -> bool:
+        """Whether the loss is finite on all ranks: a broken step must not outlive itself in the state."""
+        finite = loss.detach().isfinite().to(torch.int64)
+        if distributed.world_size() > 1 and not self._gathers():  # gathered losses are equal on all ranks
+            torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+        return bool(finite)
+
     def _gathers(self) -> bool:
         return distributed.world_size() > 1 if self.gather is None else self.gather and distributed.world_size() > 1
 
@@ -110,14 +127,21 @@ class Objective(nn.Module, ABC):
         if not self._gathers():
             return pairs, None
         sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
+        if 0 in sizes:
+            raise ValueError(f"the ranks' batches (={sizes}) must each hold a sample")
         if pairs.candidates is not pairs.anchors:
             return pairs, sizes
         rows = [size * pairs.num_views for size in sizes]
         candidates = distributed.gather_with_gradient(pairs.anchors, rows)
-        return replace(pairs, candidates=candidates, candidate_ids=distributed.gather_rows(pairs.candidate_ids, rows)), sizes
+        ids = distributed.gather_rows(pairs.candidate_ids, rows)
+        groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
+        return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups), sizes
 
     def _write(self, ids: Tensor, work: Contrast, sizes: list[int] | None) -> None:
-        for part, updates in ((self.detector, work.found), (self, work.updates)):
+        if sizes is None and distributed.world_size() > 1:
+            sizes = distributed.batch_sizes(len(ids), ids.device)
+        merged = [self.over_levels(levels) for levels in work.updates]
+        for part, updates in ((self.detector, work.found), (self, merged)):
             if part is None or not updates or not updates[0]:
                 continue
             update = {name: torch.cat([each[name] for each in updates]) for name in updates[0]}
@@ -129,8 +153,8 @@ class Objective(nn.Module, ABC):
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
         shown: dict[str, Any] = {**more, "temperature": self.temperature}
-        if self.detector is not None:
-            shown |= {"detector": self.detector, "action": self.action}
+        usual = {"detector": None, "action": "eliminate", "min_negatives": 1, "kin_weight": 0.5, "block_rows": None, "gather": None}
+        shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 

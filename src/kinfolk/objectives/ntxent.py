@@ -73,4 +73,4 @@ class NTXent(Objective):
         )
 
     def __repr__(self) -> str:
-        return self._call()
+        return self._call(**({} if self.positive_in_denominator else {"positive_in_denominator": False}))

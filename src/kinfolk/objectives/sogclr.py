@@ -6,7 +6,7 @@ Dimension key: R rows of a block, P own positives, b samples of a block, N data 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class SogCLR(Objective):
     """
 
     attracted_stay: ClassVar[bool] = False
+    addresses: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -93,6 +94,11 @@ class SogCLR(Objective):
             },
         )
 
+    def over_levels(self, updates: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """The mean of the levels' u."""
+        log_u = torch.stack([update["log_u"] for update in updates]).logsumexp(0) - math.log(len(updates))
+        return {"log_u": log_u, "seen": updates[0]["seen"]}
+
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
         unique, log_u = mean_in_log_space(ids, update["log_u"])
         _, seen = mean_in_log_space(ids, torch.where(update["seen"], 0.0, -torch.inf))
@@ -115,4 +121,4 @@ def mean_in_log_space(ids: Tensor, log_values: Tensor) -> tuple[Tensor, Tensor]:
     top = log_values.new_full(unique.shape, -torch.inf).scatter_reduce(0, inverse, log_values, "amax")
     top = top.masked_fill(top == -torch.inf, 0.0)
     total = torch.zeros_like(top).index_add(0, inverse, (log_values - top[inverse]).exp())
-    return unique, top + total.log() - count.log()
+    return unique, top + total.log() - count.to(top.dtype).log()

@@ -5,7 +5,7 @@ Dimension key: N data set, b rows of a write, U distinct ids among them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,15 @@ class PerSample(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerSample:
+        """Moves to another device as any module; but a cast to 16 bits, meant for weights, leaves the state as exact as it is."""
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, field in list(self.named_buffers()):
+            if field.dtype in (torch.bfloat16, torch.float16):
+                setattr(self, name, before[name].to(field.device))
+        return self
 
     def read(self, ids: Tensor) -> dict[str, Tensor]:
         """The rows of all fields at `ids` (b,)."""

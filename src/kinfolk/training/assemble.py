@@ -56,7 +56,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
     )
     if method.detector is not None:
         detector = DETECTORS[method.detector]
-        document["detector"] = written_arguments(detector, detector_arguments(method), config.detector, "detector", method.detector)
+        document["detector"] = written_arguments(
+            detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
+        )
     elif config.detector:
         raise UsageError(
             f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write the method as {method}+NAME"
@@ -96,7 +98,9 @@ def build_framework(config: TrainConfig, data: ImageData) -> Framework:
     detector_args = {}
     if method.detector is not None:
         detector = DETECTORS[method.detector]
-        detector_args = checked_arguments(detector, detector_arguments(method), config.detector, "detector", method.detector)
+        detector_args = checked_arguments(
+            detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
+        )
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model, head = config.model, config.head
     try:
