@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"frameworks", "data", "models", "stats", "clustering"},
     "training": {"evaluation", "frameworks", "objectives", "detectors", "detectors.base", "data", "models", *ENGINE},
     "report": {"training", "evaluation", "frameworks", "detectors", "data", "models"},
-    "cli": {"report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
+    "api": {"training", "report"},
+    "cli": {"api", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
 }
 NOT_OF_THE_PACKAGE = {"reference", "examples", "benchmarks"}  # test folders that mirror something else than src/kinfolk
 

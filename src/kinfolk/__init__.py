@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfolk.api import train as train
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import GloFND as GloFND
     from kinfolk.detectors import Oracle as Oracle
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
     from kinfolk.stats import Stats as Stats
-    from kinfolk.training.train import train as train
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _HOME = {
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
-    "train": "kinfolk.training.train",
+    "train": "kinfolk.api",
 }
 
 __all__ = ["__version__", *_HOME]

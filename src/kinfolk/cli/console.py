@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from kinfolk.data.images import ImageData
+
 
 def screen() -> Console:
     """The console of results. Long lines, such as paths, are not broken."""
@@ -25,3 +27,14 @@ def plain_table(*columns: str, right: tuple[str, ...] = (), title: str | None = 
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
+
+
+def tell_refused(images: ImageData) -> None:
+    """One line on stderr where pictures were refused, with the first of them."""
+    from rich.console import Console
+
+    if images.quarantine:
+        path, reason = images.quarantine[0]
+        number, total = len(images.quarantine), len(images) + len(images.quarantine)
+        text = f"{number:,} of {total:,} images refused, the first is {path}: {reason}; `kinfolk data` lists them all"
+        Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)

@@ -39,12 +39,13 @@ def embed(
         raise UsageError(f"{existing[0]} exists; give another --out, or --overwrite to replace it")
     import numpy as np
 
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.console import screen, tell_refused
     from kinfolk.training.opened import open_run
 
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any picture is read
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
+    tell_refused(images)
     features = opened.features(images, progress=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")

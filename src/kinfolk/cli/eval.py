@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kinfolk.cli.options import DATA, SOURCE_HELP, Debug, LabelsFromFolders, RunFolder, Workers, examples
 from kinfolk.errors import UsageError
-
-if TYPE_CHECKING:
-    from kinfolk.evaluation.protocols import Parts
 
 PROTOCOLS = ("knn", "linear")
 EPILOG = examples(
@@ -38,6 +35,7 @@ def evaluate(
     Results go to RUN/eval/. Without a test split, knn leaves one out and linear tests on a fifth of the samples.
     """
     wanted = _wanted(protocol)
+    from kinfolk.cli.console import tell_refused
     from kinfolk.evaluation.protocols import run_knn, run_linear, take_parts
     from kinfolk.evaluation.results import write_result
     from kinfolk.training.opened import open_run
@@ -45,13 +43,17 @@ def evaluate(
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any picture is read
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
+    tell_refused(images)
     parts = take_parts(images, opened.features(images, progress=True))
     results = {}
-    for name in wanted:
-        result = run_knn(parts, k, temperature) if name == "knn" else run_linear(parts, seed)
-        results[name] = {**result, "data": data or opened.config.data.source}
-        write_result(run, name, results[name])
-    _show(results, parts)
+    try:
+        for name in wanted:
+            result = run_knn(parts, k, temperature) if name == "knn" else run_linear(parts, seed)
+            results[name] = {**result, "data": data or opened.config.data.source}
+            write_result(run, name, results[name])
+    finally:  # what was measured is shown, also where the next protocol can't be
+        if results:
+            _show(results)
 
 
 def _wanted(protocol: str) -> list[str]:
@@ -68,7 +70,7 @@ def _wanted(protocol: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _show(results: dict[str, dict[str, object]], parts: Parts) -> None:
+def _show(results: dict[str, dict[str, object]]) -> None:
     from rich.text import Text
 
     from kinfolk.cli.console import plain_table, screen

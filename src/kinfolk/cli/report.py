@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from kinfolk.cli.options import Debug, RunFolder, examples
+from typing import Annotated
+
+import typer
+
+from kinfolk.cli.options import DATA, SOURCE_HELP, Debug, RunFolder, examples
 
 EPILOG = examples("kinfolk report runs/photos")
 
 
-def report(run: RunFolder, debug: Debug = False) -> None:
+def report(
+    run: RunFolder,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", "-d", help=f"{SOURCE_HELP} [dim]Default: the run's own.[/]", rich_help_panel=DATA, show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Write RUN/report.html: what was run, curves, results, map, views.
 
-    One file that works from disk. It embeds up to 5,000 samples with the run's encoder for the map.
+    One file that works from disk. It embeds up to 5,000 samples with the run's encoder for the map; where the pictures can't be read,
+    the page and the screen say so.
     """
     from kinfolk.cli.console import screen
     from kinfolk.report import write_report
+    from kinfolk.training.opened import open_run
 
-    screen().print(f"Report: {write_report(run, progress=True)}", markup=False, highlight=False)
+    pictures = None if data is None else open_run(run).data(data, progress=True)
+    path = write_report(run, pictures, progress=True, tell=lambda text: screen().print(text, markup=False))
+    screen().print(f"Report: {path}", markup=False, highlight=False)

@@ -71,8 +71,8 @@ def train(
         "trainer.strategy": strategy,
         "trainer.precision": precision,
     }
+    from kinfolk.api import train as train_run
     from kinfolk.training.keys import parse_settings
-    from kinfolk.training.train import train as train_run
 
     given = {key: value for key, value in flags.items() if value is not None} | parse_settings(settings or [])
     run = train_run(
@@ -86,9 +86,9 @@ def train(
         settings=given,
         resume=resume,
         overwrite=overwrite,
+        report=not no_report,
     )
     if run.rank == 0 and not no_report:
         from kinfolk.cli.console import screen
-        from kinfolk.report import write_report
 
-        screen().print(f"Report: {write_report(run.path, progress=True)}", markup=False)
+        screen().print(f"Report: {run.path / 'report.html'}", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    run_dir: Path | str, data: ImageData | None = None, features: NDArray[np.float32] | None = None, *, progress: bool = False
+    run_dir: Path | str,
+    data: ImageData | None = None,
+    features: NDArray[np.float32] | None = None,
+    *,
+    progress: bool = False,
+    tell: Callable[[str], object] | None = None,
 ) -> Path:
     """Writes RUN/report.html, one page that works from disk, and returns its path.
 
@@ -34,6 +40,7 @@ def write_report(
         data: the run's pictures; None reads them again from the source in config.yaml.
         features: (N, F) the encoder's features of all samples of `data`; None embeds those of the map with the run's model.
         progress: shows bars while pictures are read and embedded.
+        tell: is told why there is no map, where there is none.
 
     Example:
         >>> write_report("runs/photos")  # doctest: +SKIP
@@ -51,6 +58,8 @@ def write_report(
         parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
     except (ValueError, OSError) as error:
         parts["embedding_missing"] = f"There is no map in this report: {str(error).rstrip('.')}."
+        if tell is not None:
+            tell(parts["embedding_missing"])
     page = render(
         record,
         curve_panels(record.epochs),

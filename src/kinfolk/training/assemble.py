@@ -69,6 +69,14 @@ def resolve(config: TrainConfig) -> TrainConfig:
     return TrainConfig.of(document)
 
 
+def placed(config: TrainConfig) -> TrainConfig:
+    """Paths made absolute, so that the run finds its data from any working directory. The name of a bundled data set is no path."""
+    source = config.data.source
+    if source is None or not os.path.exists(source):
+        return config
+    return config.with_settings({"data.source": os.path.abspath(source)})
+
+
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
     """The resolution and the encoder's stem, where the user named none, by the size of the pictures."""
     document = config.model_dump(mode="json")

@@ -61,7 +61,10 @@ class TrainConfig(Section):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Reads a YAML document, such as a run's config.yaml."""
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        try:
+            document = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(document, dict):
             raise UsageError(f"{path} must hold a mapping of settings, not {type(document).__name__}")
         return cls.of(document, str(path))

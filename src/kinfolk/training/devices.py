@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from kinfolk.errors import UsageError
+from kinfolk.training.keys import nearest
 from kinfolk.training.sections import TrainerConfig
 
+PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "bf16-true", "16", "16-mixed", "16-true", "64", "64-true")
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Instruction sets with which bf16 is faster than 32 bits on a CPU; without them it is emulated, and slower."""
 
@@ -20,6 +22,7 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     accelerator = _accelerator() if config.accelerator == "auto" else {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise UsageError("`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device")
+    _require_known(config, accelerator)
     devices = config.devices
     if devices == "auto":
         devices = torch.cuda.device_count() if accelerator == "cuda" else 1
@@ -30,6 +33,20 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
             raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
     precision = _precision(accelerator) if config.precision == "auto" else config.precision
     return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision})
+
+
+def _require_known(config: TrainerConfig, accelerator: str) -> None:
+    """Refuses names that Lightning does not know, before anything of an older run is touched."""
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    for key, value, names in (
+        ("precision", config.precision, PRECISIONS),
+        ("accelerator", accelerator, AcceleratorRegistry.available_accelerators()),
+        ("strategy", config.strategy, ("auto", *StrategyRegistry.available_strategies())),
+    ):
+        if value not in names:
+            raise UsageError(f"`trainer.{key}` (={value}) is not known{nearest(value, names)}")
 
 
 def global_rank(devices: int) -> int:

@@ -24,10 +24,20 @@ def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any
         if not equals or not key.strip():
             raise UsageError(f"a setting must have the form KEY=VALUE, as in optimizer.lr=0.1; received {setting!r}")
         try:
-            parsed[key.strip()] = yaml.safe_load(text)
+            parsed[key.strip()] = _number(yaml.safe_load(text))
         except yaml.YAMLError:
             raise UsageError(f"the value of `{key.strip()}` cannot be read: {text!r}; quote it if it holds special characters") from None
     return parsed
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 takes 1e-3 for a text."""
+    if not isinstance(value, str) or not value[:1].isdigit():
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def nearest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:

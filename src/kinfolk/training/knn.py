@@ -13,7 +13,7 @@ from kinfolk.evaluation.knn import knn_accuracy
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.sections import KnnConfig
 
-TEST_SPLITS = ("val", "test")
+TEST_SPLITS = ("test", "val")
 
 
 class Knn:
@@ -34,6 +34,7 @@ class Knn:
         assert self.data.labels is not None
         ids = self.bank if self.queries is None else torch.cat((self.bank, self.queries))
         features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
+        module.require_finite(features, "features")
         labels, size = self.data.labels[ids], len(self.bank)
         test_x, test_y = (None, None) if self.queries is None else (features[size:], labels[size:])
         return {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
@@ -47,10 +48,16 @@ def _parts(data: ImageData, max_samples: int, seed: int) -> tuple[Tensor | None,
     bank = labelled[: data.num_train].nonzero()[:, 0]
     if len(bank) < 2:
         return None, None
-    if len(bank) > max_samples:
-        bank = bank[torch.randperm(len(bank), generator=generator(seed, "knn"))[:max_samples].sort().values]
+    bank = _drawn(bank, max_samples, seed, "bank")
     for split in TEST_SPLITS:
         ids = torch.tensor([i for i, name in enumerate(data.samples.splits) if name == split and labelled[i]], dtype=torch.int64)
         if len(ids):
-            return bank, ids[:max_samples]
+            return bank, _drawn(ids, max_samples, seed, "queries")
     return bank, None
+
+
+def _drawn(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
+    """At most `limit` of the ids, at random: samples are often sorted by class."""
+    if len(ids) <= limit:
+        return ids
+    return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]

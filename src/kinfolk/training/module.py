@@ -66,6 +66,7 @@ class TrainingModule(pl.LightningModule):
         self.framework, self.data, self.views, self.optimizer_factory = framework, data, views, optimizers
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
+        self.last: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
         self.channels_last = channels_last and not _crashes_channels_last(framework)
         if self.channels_last:
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -93,7 +94,8 @@ class TrainingModule(pl.LightningModule):
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.set_progress(epoch, self.epochs)
         loss: Tensor = self.framework(self.make_views(batch), batch["ids"])
-        self._require_finite(loss, batch)
+        self.last = batch["epoch"], batch["step"], batch["ids"]
+        self._require_finite(loss)
         return loss
 
     def make_views(self, batch: dict[str, Any]) -> Tensor:
@@ -109,17 +111,26 @@ class TrainingModule(pl.LightningModule):
         super().optimizer_step(*args, **kwargs)
         self.framework.after_step()
 
-    def _require_finite(self, loss: Tensor, batch: dict[str, Any]) -> None:
+    def _require_finite(self, loss: Tensor) -> None:
         """Raises on all ranks if any rank's loss is not finite; the step is then not taken, and the last checkpoint stays as it is."""
         failed = (~torch.isfinite(loss.detach()).all()).to(torch.int64)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed:
-            epoch, step, ids = batch["epoch"] + 1, batch["step"] + 1, ", ".join(map(str, batch["ids"].tolist()[:512]))
-            raise NonFiniteLossError(
-                f"the loss of {self.method} is {loss.item()} at step {self.global_step} (epoch {epoch}, batch {step}); the last good "
-                f"checkpoint was kept. Try a lower learning rate or a higher temperature. Sample ids of the batch: {ids}"
-            )
+            raise self._not_finite(f"the loss of {self.method} is {loss.item()}")
+
+    def require_finite(self, values: Tensor, what: str) -> None:
+        """Raises if what the encoder gave after the last step is not finite; called on rank zero between two steps."""
+        if not values.isfinite().all():
+            raise self._not_finite(f"the {what} that {self.method} learns are not finite")
+
+    def _not_finite(self, what: str) -> NonFiniteLossError:
+        epoch, step, ids = self.last
+        return NonFiniteLossError(
+            f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1}); the last good checkpoint was kept. With the same "
+            "settings it would come to the same: try a lower learning rate or a higher temperature. "
+            f"Sample ids of the batch: {', '.join(map(str, ids.tolist()[:512]))}"
+        )
 
 
 def _crashes_channels_last(module: nn.Module) -> bool:

@@ -12,8 +12,9 @@ from torch import nn
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
+from kinfolk.data.sources import Source
 from kinfolk.data.views import Views
-from kinfolk.errors import UsageError
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.embed import embed
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.assemble import build_views
@@ -50,10 +51,18 @@ class OpenedRun:
             own = own.model_copy(update={"labels_from_folders": own.labels_from_folders or labels_from_folders})
             config = self.config.model_copy(update={"data": own})
             return read_data(open_data(None, config), config, Run(self.path), several=False, progress=progress)
-        other = DataConfig(source=source, labels_from_folders=labels_from_folders)
-        opened = open_data(None, self.config.model_copy(update={"data": other}))
+        opened = self._opened(source, labels_from_folders)
         assert own.image_size is not None, "a run's configuration is complete"
         return prepare(opened, image_size=own.image_size, workers=own.workers, pixel_cap=own.pixel_cap, progress=progress)
+
+    def _opened(self, source: str, labels_from_folders: bool) -> Source:
+        """Another source: a table of the columns the run's own has, or else of the usual ones."""
+        changed = {"source": source, "labels_from_folders": labels_from_folders}
+        try:
+            return open_data(None, self.config.model_copy(update={"data": self.config.data.model_copy(update=changed)}))
+        except KinfolkError:
+            usual = DataConfig(source=source, labels_from_folders=labels_from_folders)
+            return open_data(None, self.config.model_copy(update={"data": usual}))
 
     def features(self, data: ImageData, ids: NDArray[np.int64] | None = None, *, progress: bool = False) -> NDArray[np.float32]:
         """(N, F) of all samples, or of `ids`, on the first accelerator there is."""

@@ -30,7 +30,7 @@ WRITTEN = (
 )
 """Everything kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
 
-LEFTOVERS = (UNFINISHED, ".safetensors.partial", ".json.partial")
+LEFTOVERS = (UNFINISHED, ".partial", ".part")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,16 @@ class Run:
             return []
         return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
 
+    def require_own(self) -> None:
+        """Refuses a folder that holds something else than a run, or the beginning of one."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
+        if not self.path.is_dir() or self.config.exists() or self.samples.exists():
+            return
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in ("cache", ".launch"))
+        if foreign:
+            raise UsageError(f"`out` (={self.path}) holds no run, but other things, such as {foreign[0]}; give another folder")
+
     def require_unused(self) -> None:
         """Refuses a folder that is in use."""
         if self.path.exists() and not self.path.is_dir():
@@ -115,9 +125,12 @@ class Run:
         self.sweep()
 
     def sweep(self) -> None:
-        """Removes files that a killed process left half written."""
-        for entry in [entry for suffix in LEFTOVERS for entry in self.path.rglob(f"*{suffix}")]:
-            entry.unlink()
+        """Removes files that a killed process left half written: of the names a run writes, and no others."""
+        folders = (self.path, self.path / "checkpoints", self.path / "eval")
+        for entry in [entry for folder in folders for suffix in LEFTOVERS for entry in folder.glob(f"*{suffix}")]:
+            inside = entry.parent != self.path
+            if entry.is_file() and (inside or any(entry.name.startswith(name.partition(".")[0] + ".") for name in WRITTEN)):
+                entry.unlink()
 
     def cut_metrics(self, step: int) -> None:
         """Drops the lines after `step`, and a half-written one: what the resumed training will write again."""

@@ -11,7 +11,7 @@ from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
 from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source, open_source
 from kinfolk.data.unchanged import check_unchanged
-from kinfolk.errors import UsageError
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.checkpoint import read_checkpoint, write_text
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
@@ -59,6 +59,13 @@ def last_state(run: Run, source: Source) -> dict[str, Any] | None:
     if run.rank == 0:
         check_unchanged(Samples.read(run.samples), source, read_quarantine(run.quarantine))
     return state
+
+
+def require_same(run: Run, images: ImageData) -> None:
+    """Refuses to go on where reading the data has given other samples than it did when the run began, a repaired file included."""
+    found = Samples.read(run.samples).first_difference(images.samples)
+    if found is not None:
+        raise KinfolkError(f"the data has changed since the run began: {found}; restore it, or start a new run")
 
 
 def write_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool) -> None:

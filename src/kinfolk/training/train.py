@@ -14,20 +14,20 @@ import torch
 from rich.console import Console
 
 from kinfolk.data.sources import Source
-from kinfolk.errors import UsageError
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.weights import save_encoder
-from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data
+from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
 from kinfolk.training.changes import refuse_changes
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
 from kinfolk.training.knn import Knn
 from kinfolk.training.loader import BatchLoader
-from kinfolk.training.log import logging_to, quiet_lightning
+from kinfolk.training.log import FILE_ONLY, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
 from kinfolk.training.ranks import announce, wait_for
 from kinfolk.training.run import Run
-from kinfolk.training.start import last_state, num_processes, open_data, read_data, tell_start, write_start
+from kinfolk.training.start import last_state, num_processes, open_data, read_data, require_same, tell_start, write_start
 from kinfolk.training.trainer import build_trainer
 
 if TYPE_CHECKING:
@@ -81,10 +81,12 @@ def train(
     stored = TrainConfig.load(run.config) if resume and run.config.exists() else None
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-    config = assemble(stored, recipe, named, settings)
+    config = placed(assemble(stored, recipe, named, settings))
     source = open_data(data, config)
     config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
+    if run.rank == 0 and (resume or overwrite):
+        run.require_own()
     if stored is not None:
         refuse_changes(stored, config)
     elif run.rank == 0 and not resume and not overwrite:
@@ -107,6 +109,8 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             LOG.info("%s", f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume")
         return run
     images = read_data(source, config, run, several, progress=console is not None)
+    if state is not None and run.rank == 0:
+        require_same(run, images)
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     framework = build_framework(config, images)
     if run.rank == 0:
@@ -133,7 +137,11 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         trainer = build_trainer(
             config, run, 0 if state is None else state["step"], [knn], lambda epoch: _export(module, run, {**meta, "epoch": epoch}), console
         )
-        trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
+        try:
+            trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
+        except KinfolkError as error:
+            LOG.error("%s", error, extra={FILE_ONLY: True})
+            raise
         rows = run.epochs()
         LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
     return run
