@@ -52,7 +52,7 @@ def summary(record: Record) -> str:
     epochs = len(record.epochs)
     planned = record.config.get("epochs")
     trained = f"{epochs} of {planned} epochs" if isinstance(planned, int) and planned != epochs else f"{epochs} epoch{'s' * (epochs != 1)}"
-    images = sum(record.splits.values())
+    images = record.splits.get("train", 0)
     return f"trained for {trained}" + (f" on {images:,} images" if images else "")
 
 
