@@ -48,7 +48,7 @@ def test_a_full_run(tmp_path: Path) -> None:
         "Loss",
         "Training time",
     ]
-    assert words.summary(record) == "trained for 12 epochs on 80 images"
+    assert words.summary(record) == "trained for 12 epochs on 60 images"
     assert [row["accuracy"] for row in words.results(record)] == ["93.0%", "95.0%"]
     assert record.splits == {"train": 60, "test": 20}
     assert record.classes == {"cat": 40, "dog": 40}
