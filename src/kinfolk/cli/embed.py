@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, RunFolder, Workers, examples
+from kinfolk.cli.options import FLAG, RUNNING, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
 from kinfolk.errors import UsageError
 
 EPILOG = examples("kinfolk embed runs/photos --out features.npy", "kinfolk embed runs/photos --data more/ --out more.npy")
@@ -19,10 +19,7 @@ def embed(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write, .npy; the samples go beside it as .parquet.", show_default=False)
     ],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help=f"{SOURCE_HELP} [dim]Default: the run's own.[/]", rich_help_panel=DATA, show_default=False),
-    ] = None,
+    data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     workers: Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the files.", rich_help_panel=RUNNING)] = False,

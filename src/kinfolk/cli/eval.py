@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.options import DATA, SOURCE_HELP, Debug, LabelsFromFolders, RunFolder, Workers, examples
+from kinfolk.cli.options import Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
 from kinfolk.errors import UsageError
 
 PROTOCOLS = ("knn", "linear")
@@ -18,10 +18,7 @@ EPILOG = examples(
 
 def evaluate(
     run: RunFolder,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help=f"{SOURCE_HELP} [dim]Default: the run's own.[/]", rich_help_panel=DATA, show_default=False),
-    ] = None,
+    data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     protocol: Annotated[str, typer.Option("--protocol", "-p", help="knn, linear, or both with a comma.")] = "knn,linear",
     k: Annotated[int, typer.Option("--k", metavar="N", min=1, help="Neighbours of knn.")] = 20,

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from kinfolk.cli.options import DATA, SOURCE_HELP, Debug, RunFolder, examples
+from kinfolk.cli.options import Debug, RunFolder, RunsData, examples
 
 EPILOG = examples("kinfolk report runs/photos")
 
 
 def report(
     run: RunFolder,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help=f"{SOURCE_HELP} [dim]Default: the run's own.[/]", rich_help_panel=DATA, show_default=False),
-    ] = None,
+    data: RunsData = None,
     debug: Debug = False,
 ) -> None:
     """Write RUN/report.html: what was run, curves, results, map, views.

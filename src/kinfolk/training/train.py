@@ -53,25 +53,11 @@ def train(
     overwrite: bool = False,
     progress: bool = True,
 ) -> Run:
-    """Learns an encoder from pictures, and leaves everything about it in the folder `out`.
-
-    Args:
-        data: a folder, array file, table, archive, "digits", an array of pictures (N, H, W, 3), or a map-style `Dataset`.
-        out: the run folder; must be new or empty unless `resume` or `overwrite`.
-        method: `framework[+detector[:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
-        epochs, batch_size, seed: of the training; `batch_size` is over all devices together.
-        recipe: a ready configuration to start from, by name or path.
-        settings: any other key of the configuration: `{"optimizer.lr": 0.1}` or `["optimizer.lr=0.1"]`.
-        resume: goes on with the run in `out`, exactly where its last checkpoint is; begins it where there is none. What is not given is
-            taken from the run; what is given must agree with it.
-        overwrite: replaces the run in `out`, and removes nothing there that no run wrote.
-        progress: shows a bar, or lines where there is no terminal.
+    """Learns an encoder from pictures, and leaves everything about it in the folder `out`, but for the page: `kinfolk.api.train` writes
+    that too, and says what the arguments are.
 
     Returns:
         The run; its `rank` is above 0 in the processes that helped rank zero.
-
-    Example:
-        run = kf.train(data="digits", out="runs/digits", method="sogclr+glofnd", epochs=20, settings={"detector.alpha": 0.05})
     """
     if out is None:
         raise UsageError("`out` is required: the folder to write the run into")
