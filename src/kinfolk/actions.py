@@ -27,12 +27,14 @@ class Policy:
     `min_negatives` of each anchor (the least similar ones) are kept however many are kin, so that no row loses them all. What a detector
     drops for another reason is its own affair.
     `attracted_stay`: whether attracted kin stay in the denominator (InfoNCE, SupCon) or leave it (SogCLR).
+    `pools_kin`: whether attracted kin are summed inside the logarithm (Local Aggregation), so that each one's logit is wanted.
     """
 
     action: Action
     kin_weight: float
     min_negatives: int
     attracted_stay: bool
+    pools_kin: bool = False
 
     @property
     def removes_kin(self) -> bool:
@@ -48,6 +50,7 @@ class Settled:
     flagged_R: Tensor
     weight_R: Tensor
     kin_sum_R: Tensor
+    kin_logit_M: Tensor | None = None
 
 
 def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tensor, temperature: float) -> Settled:
@@ -68,7 +71,8 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
     if removes:
         kin = _sparing(kin, sim_RC, weight_R, policy.min_negatives)
     flagged_R = torch.bincount(kin[0], minlength=len(sim_RC)).to(sim_RC.dtype)
-    kin_sum_R = none_R.index_add(0, kin[0], sim_RC[kin]) if policy.action == "attract" else none_R
+    kin_sim_M = sim_RC[kin] if policy.action == "attract" else None
+    kin_sum_R = none_R if kin_sim_M is None else none_R.index_add(0, kin[0], kin_sim_M)
     if removes:
         sim_RC[kin] = -torch.inf
         weight_R = weight_R - flagged_R
@@ -80,7 +84,7 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
         )
         sim_RC[kin] += temperature * factor_M.log()
         weight_R = (weight_R - flagged_R).index_add(0, kin[0], factor_M)  # not n + Σ(w − 1), which cancels
-    return Settled(kin, flagged_R, weight_R, kin_sum_R)
+    return Settled(kin, flagged_R, weight_R, kin_sum_R, kin_sim_M / temperature if policy.pools_kin and kin_sim_M is not None else None)
 
 
 def _places(kin_RC: Tensor, own: Places) -> Places:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
-from kinfolk.actions import Policy, settle
+from kinfolk.actions import Policy, Settled, settle
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
 from kinfolk.stats import Stats, count
@@ -35,25 +35,29 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, large
 
 @dataclass(frozen=True)
 class Rows:
-    """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin."""
+    """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
+
+    `kin_lse_R`, log Σ exp(s / t) over the kin, is there for objectives that pool them inside the logarithm."""
 
     own_RP: Tensor
     lse_R: Tensor
     log_weight_R: Tensor
     kin_sum_R: Tensor
     kin_count_R: Tensor
+    kin_lse_R: Tensor | None
     ids: Tensor
     num_views: int
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective answers: the loss of each row, and its derivative by `lse_R`, `own_RP` and `kin_sum_R`."""
+    """What an objective answers: the loss of each row, and its derivative by `lse_R`, `own_RP`, `kin_sum_R` and `kin_lse_R`."""
 
     loss_R: Tensor
     d_lse_R: Tensor
     d_own_RP: Tensor
     d_kin_R: Tensor
+    d_kin_lse_R: Tensor | None = None
     update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -111,8 +115,9 @@ class Contrast:
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
         total, counts = anchors_AD.new_zeros(()), Stats.empty(anchors_AD.device).counts()
-        inputs = (anchors_AD, candidates_CD, own_AP)
-        grad_a, grad_c, grad_own = (torch.zeros_like(x) if self.with_gradient else x.new_empty(0) for x in inputs)
+        moving = self.with_gradient and self.pairs.candidates.requires_grad  # a queue or a bank is not
+        wanted = ((anchors_AD, self.with_gradient), (candidates_CD, moving), (own_AP, self.with_gradient))
+        grad_a, grad_c, grad_own = (torch.zeros_like(x) if needed else x.new_empty(0) for x, needed in wanted)
         for rows, block, own in self._blocks(anchors_AD, candidates_CD):
             found = None if self.detector is None else self.detector.find(block)
             levels = (Roles(),) if found is None else found.levels
@@ -125,7 +130,17 @@ class Contrast:
                 counts += count(block, settled.kin, own, self.labels)
                 p_RC = self.scratch("shares", len(sim_RC), len(candidates_CD), anchors_AD)
                 lse_R = _softmax(sim_RC, self.temperature, settled.weight_R, out_RC=p_RC)
-                told = Rows(own_AP[rows], lse_R, settled.weight_R.log(), settled.kin_sum_R, settled.flagged_R, block.ids, block.num_views)
+                pooled = _pooled(settled) if self.policy.pools_kin else None
+                told = Rows(
+                    own_AP[rows],
+                    lse_R,
+                    settled.weight_R.log(),
+                    settled.kin_sum_R,
+                    settled.flagged_R,
+                    None if pooled is None else pooled[0],
+                    block.ids,
+                    block.num_views,
+                )
                 terms = self.terms(told)
                 total += terms.loss_R.sum() * share
                 proposed.append(terms.update)
@@ -135,12 +150,17 @@ class Contrast:
                 scale_R1 = (terms.d_lse_R * (share / self.temperature)).unsqueeze(1)
                 if self.policy.action == "attract" and settled.kin is not None:
                     p_RC *= scale_R1
-                    p_RC[settled.kin] += (terms.d_kin_R * share)[settled.kin[0]]
+                    pull_M = (terms.d_kin_R * share)[settled.kin[0]]
+                    if pooled is not None and terms.d_kin_lse_R is not None:
+                        pull_M = pull_M + pooled[1] * (terms.d_kin_lse_R * (share / self.temperature))[settled.kin[0]]
+                    p_RC[settled.kin] += pull_M
                     grad_a[rows] += p_RC @ candidates_CD
-                    grad_c.addmm_(p_RC.T, anchors_AD[rows])
+                    if moving:
+                        grad_c.addmm_(p_RC.T, anchors_AD[rows])
                 else:  # the row's factor is taken out of the matrix
                     grad_a[rows].addcmul_(p_RC @ candidates_CD, scale_R1)
-                    grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
+                    if moving:
+                        grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
             self.updates.append(proposed)
         self.stats = Stats.from_counts(counts)
         return total, (grad_a, grad_c, grad_own)
@@ -183,6 +203,18 @@ class _Function(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *(grad * x if needed else None for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)), None
+
+
+def _pooled(settled: Settled) -> tuple[Tensor, Tensor]:
+    """(R,) log Σ exp(s / t) over each row's kin, −inf without any, and (M,) the share of each place in it."""
+    lse_R = torch.full_like(settled.weight_R, -torch.inf)
+    if settled.kin is None or settled.kin_logit_M is None or not len(settled.kin_logit_M):
+        return lse_R, lse_R[:0]
+    row_M, logit_M = settled.kin[0], settled.kin_logit_M
+    top_R = lse_R.scatter_reduce(0, row_M, logit_M, "amax")
+    sum_R = torch.zeros_like(lse_R).index_add_(0, row_M, (logit_M - top_R[row_M]).exp())
+    lse_R = top_R + sum_R.log()
+    return lse_R, (logit_M - lse_R[row_M]).exp()
 
 
 def _softmax(sim_RC: Tensor, temperature: float, weight_R: Tensor, out_RC: Tensor) -> Tensor:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from kinfolk.pairs import Block, Roles
+
+Space = Literal["projected", "features"]
+"""What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,15 @@ class Detector(nn.Module, ABC):
 
     `find` reads, `observe` writes (training only, once per step, without gradient), `refresh` is the once-per-epoch step.
     """
+
+    variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Names that stand for arguments in the method grammar: `ring:learned`."""
+    space: Space = "projected"
+    """Which features `refresh` receives."""
+    hears: frozenset[str] = frozenset()
+    """Which figures of the training it is told of: "loss" after every step, "knn" whenever it is measured."""
+    collects: bool = False
+    """Whether it is handed the anchors of every step, by `collect`."""
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
@@ -64,6 +76,23 @@ class Detector(nn.Module, ABC):
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
         """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. Default: no state."""
+
+    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+        """Receives the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks; only where `collects`."""
+        raise NotImplementedError(f"{type(self).__name__} collects no anchors")
+
+    def due(self, epoch: int) -> bool:
+        """Whether `refresh` is to be called before this epoch, counted from 0. Default: never."""
+        return False
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        """The once-per-epoch step: (N, F) features of all samples in data-set order, the same on all ranks, None for a detector that
+        collects its own; `progress` in [0, 1] of the training."""
+        raise NotImplementedError(f"{type(self).__name__} is never due")
+
+    def hear(self, name: str, value: float) -> None:
+        """Is told a figure of the training; only those it `hears`. The same on all ranks."""
+        raise NotImplementedError(f"{type(self).__name__} hears nothing")
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Tells the schedules and warm-ups where the training is."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, Space
 from kinfolk.pairs import Block, Roles
 
 
@@ -52,6 +52,31 @@ class StartAt(Detector):
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
         self.detector.observe(ids, update)
+
+    @property
+    def space(self) -> Space:  # type: ignore[override]
+        return self.detector.space
+
+    @property
+    def hears(self) -> frozenset[str]:  # type: ignore[override]
+        return self.detector.hears
+
+    @property
+    def collects(self) -> bool:  # type: ignore[override]
+        return self.detector.collects
+
+    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+        self.detector.collect(ids, anchors)
+
+    def due(self, epoch: int) -> bool:
+        return epoch >= self.update_from and (self.detector.due(epoch) or (epoch == self.update_from and self.detector.due(0)))
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        self.detector.refresh(features, progress)
+
+    def hear(self, name: str, value: float) -> None:
+        if self.epoch >= self.update_from:
+            self.detector.hear(name, value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

@@ -1,4 +1,4 @@
-"""The method grammar, `framework[+detector[:action]]`, and how a name becomes a framework in training."""
+"""The method grammar, `framework[+detector[:variant][:action]]`, and how a name becomes a framework in training."""
 
 from __future__ import annotations
 
@@ -34,11 +34,18 @@ class Method:
     framework: str
     detector: str | None = None
     action: Action = "eliminate"
+    variant: str | None = None
+
+    @property
+    def named_arguments(self) -> Mapping[str, Any]:
+        """What the variant's name stands for."""
+        return {} if self.detector is None or self.variant is None else DETECTORS[self.detector].variants[self.variant]
 
     def __str__(self) -> str:
         if self.detector is None:
             return self.framework
-        return f"{self.framework}+{self.detector}" + ("" if self.action == "eliminate" else f":{self.action}")
+        variant = "" if self.variant is None else f":{self.variant}"
+        return f"{self.framework}+{self.detector}{variant}" + ("" if self.action == "eliminate" else f":{self.action}")
 
 
 @dataclass(frozen=True)
@@ -50,16 +57,19 @@ class Context:
 
 
 def parse(name: str) -> Method:
-    """Reads `framework[+detector[:action]]`; an unknown part is refused with the nearest matches."""
+    """Reads `framework[+detector[:variant][:action]]`; an unknown part is refused with the nearest matches."""
     framework, plus, rest = name.strip().lower().partition("+")
-    detector, colon, action = rest.partition(":")
+    detector, *modifiers = rest.split(":")
     framework = _known(framework, FRAMEWORKS, "framework", name)
     if not plus:
         return Method(framework)
     detector = _known(detector, DETECTORS, "detector", name)
-    if not colon:
-        return Method(framework, detector)
-    return Method(framework, detector, cast(Action, _known(action, ACTIONS, "action", name)))
+    variants = DETECTORS[detector].variants
+    variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
+    if not modifiers:
+        return Method(framework, detector, variant=variant)
+    action = _known(":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name)
+    return Method(framework, detector, cast(Action, action), variant)
 
 
 def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
@@ -78,6 +88,7 @@ def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -
     kind = DETECTORS[method.detector]
     settable = _settable(kind)
     usual = kind.usual({name: value for name, value in (given or {}).items() if name in settable})
+    usual = {**usual, **method.named_arguments}
     own = {name: p.replace(default=usual.get(name, p.default)) for name, p in settable.items()}
     return {**own, **start}
 
@@ -104,7 +115,7 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
     kind = DETECTORS[method.detector]
     own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
     make: Callable[..., Detector] = kind
-    detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **own})
+    detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **method.named_arguments, **own})
     start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
     if start is None:
         if update_from is not None:

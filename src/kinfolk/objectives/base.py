@@ -34,6 +34,8 @@ class Objective(nn.Module, ABC):
     """
 
     attracted_stay: ClassVar[bool]
+    pools_kin: ClassVar[bool] = False
+    """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
     addresses: ClassVar[bool] = False
     """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
 
@@ -88,7 +90,7 @@ class Objective(nn.Module, ABC):
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
         anchors themselves (one tensor) are gathered from all ranks, others are taken as they are."""
         pairs, sizes = self._joined(_normalised(pairs))
-        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay)
+        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else self.labels.to(pairs.ids.device)
         work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
         with torch.autocast(pairs.anchors.device.type, enabled=False):
@@ -97,6 +99,7 @@ class Objective(nn.Module, ABC):
         if self.training and self._sound(loss):
             with torch.no_grad():
                 self._write(pairs.ids, work, sizes)
+                self._tell(pairs, loss, sizes)
         return loss
 
     def watch(self, labels: Tensor | None) -> None:
@@ -149,6 +152,25 @@ class Objective(nn.Module, ABC):
                 part.observe(ids, update)
             else:
                 part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes))
+
+    def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None) -> None:
+        """Hands the detector what it asked for of this step."""
+        detector = self.detector
+        if detector is None:
+            return
+        if "loss" in detector.hears:
+            mean = loss.detach().double()
+            if sizes is None and distributed.world_size() > 1:
+                torch.distributed.all_reduce(mean)
+                mean /= distributed.world_size()
+            detector.hear("loss", float(mean))
+        if detector.collects:
+            ids, anchors = pairs.ids, pairs.anchors.detach()
+            if distributed.world_size() > 1:
+                sizes = distributed.batch_sizes(len(ids), ids.device) if sizes is None else sizes
+                anchors = distributed.gather_rows(anchors.contiguous(), [size * pairs.num_views for size in sizes])
+                ids = distributed.gather_rows(ids, sizes)
+            detector.collect(ids, anchors)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
