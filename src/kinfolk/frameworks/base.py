@@ -12,8 +12,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.detectors.base import Space
+from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
+from kinfolk.stats import Stats
 
 
 class Framework(nn.Module, ABC):
@@ -54,32 +55,55 @@ class Framework(nn.Module, ABC):
         """Called after every optimiser step: momentum encoders and the like. Default: nothing."""
 
     @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """Every loss it takes; several: each has a detector of its own, which sees one direction."""
+        return (self.objective,)
+
+    @property
+    def detectors(self) -> tuple[Detector, ...]:
+        """The detectors of all its objectives."""
+        return tuple(each.detector for each in self.objectives if each.detector is not None)
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last step, over all objectives."""
+        first, *others = (each.stats for each in self.objectives)
+        return sum(others, first)
+
+    @property
     def space(self) -> Space:
         """Which features `refresh` receives."""
-        return "projected" if self.objective.detector is None else self.objective.detector.space
+        return next((detector.space for detector in self.detectors), "projected")
 
     @property
     def known_features(self) -> Tensor | None:
         """(N, D) unit-norm embeddings of all samples, where it keeps them anyway; None: they have to be computed for `refresh`."""
         return None
 
+    def watch(self, labels: Tensor | None) -> None:
+        """Gives (N,) labels for precision, recall and F1 in `stats`; see `Objective.watch`."""
+        for objective in self.objectives:
+            objective.watch(labels)
+
     def due(self, epoch: int) -> bool:
         """Whether `refresh` is to be called before this epoch, counted from 0."""
-        return self.objective.detector is not None and self.objective.detector.due(epoch)
+        return any(detector.due(epoch) for detector in self.detectors)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """The once-per-epoch step; see `Detector.refresh`."""
-        if self.objective.detector is not None:
-            self.objective.detector.refresh(features, progress)
+        for detector in self.detectors:
+            detector.refresh(features, progress)
 
     def hear(self, name: str, value: float) -> None:
         """Is told a figure of the training: "knn". The same on all ranks."""
-        if self.objective.detector is not None and name in self.objective.detector.hears:
-            self.objective.detector.hear(name, value)
+        for detector in self.detectors:
+            if name in detector.hears:
+                detector.hear(name, value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
-        self.objective.set_progress(epoch, num_epochs)
+        for objective in self.objectives:
+            objective.set_progress(epoch, num_epochs)
 
 
 class BatchFramework(Framework, ABC):

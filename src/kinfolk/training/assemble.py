@@ -123,7 +123,7 @@ def build_framework(config: TrainConfig, data: ImageData) -> Framework:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
-    framework.objective.watch(labels)
+    framework.watch(labels)
     return framework
 
 

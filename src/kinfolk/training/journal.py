@@ -52,7 +52,7 @@ class Journal(pl.Callback):
         assert isinstance(module, TrainingModule)
         loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning has divided it
         self.loss += loss.double()
-        self.counts += module.framework.objective.stats.counts().to(self.counts.device)
+        self.counts += module.framework.stats.counts().to(self.counts.device)
         self.steps += 1
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
@@ -67,7 +67,7 @@ class Journal(pl.Callback):
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
-        if module.framework.objective.detector is not None:
+        if module.framework.detectors:
             row |= {"flagged": stats.share, "precision": stats.precision, "recall": stats.recall, "f1": stats.f1}
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
