@@ -37,6 +37,14 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
+def joined(rows: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without gradient; of one process, its own."""
+    if world_size() == 1:
+        return tuple(x.detach() for x in (rows, *others))
+    sizes = batch_sizes(len(rows), rows.device)
+    return tuple(gather_rows(x.detach().contiguous(), sizes) for x in (rows, *others))
+
+
 def gather_with_gradient(rows: Tensor, sizes: list[int]) -> Tensor:
     """As `gather_rows`; the gradient that every rank has for this rank's rows comes back summed."""
     gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]

@@ -1,5 +1,7 @@
-"""State per sample."""
+"""State that outlives a step: per sample, in a queue, in a bank."""
 
+from kinfolk.stores.bank import Bank
 from kinfolk.stores.per_sample import PerSample
+from kinfolk.stores.queue import Queue
 
-__all__ = ["PerSample"]
+__all__ = ["Bank", "PerSample", "Queue"]

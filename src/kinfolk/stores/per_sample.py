@@ -5,14 +5,16 @@ Dimension key: N data set, b rows of a write, U distinct ids among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from kinfolk.stores.exact import Exact, check_ids
 
 
-class PerSample(nn.Module):
+class PerSample(Exact):
     """One value per sample and field, as buffers of the module, so that `state_dict()` holds them all.
 
     Args:
@@ -37,18 +39,9 @@ class PerSample(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerSample:
-        """Moves to another device as any module; but a cast to 16 bits, meant for weights, leaves the state as exact as it is."""
-        before = dict(self.named_buffers())
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, field in list(self.named_buffers()):
-            if field.dtype in (torch.bfloat16, torch.float16):
-                setattr(self, name, before[name].to(field.device))
-        return self
-
     def read(self, ids: Tensor) -> dict[str, Tensor]:
         """The rows of all fields at `ids` (b,)."""
-        self._check(ids)
+        check_ids(ids, self.num_samples)
         return {name: field[ids] for name, field in self.named_buffers()}
 
     def write(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -56,7 +49,7 @@ class PerSample(nn.Module):
 
         The order of the rows does not matter, not even in the last bit.
         """
-        self._check(ids)
+        check_ids(ids, self.num_samples)
         unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
         for name, rows in values.items():
             field = getattr(self, name)
@@ -68,12 +61,6 @@ class PerSample(nn.Module):
             total_U = rows.new_zeros(len(unique_U), dtype=torch.float64).index_add_(0, inverse[order], rows[order].to(torch.float64))
             mean_U = total_U if field.dtype == torch.bool else total_U / count_U
             field[unique_U] = (mean_U if field.is_floating_point() or field.dtype == torch.bool else mean_U.round()).to(field.dtype)
-
-    def _check(self, ids: Tensor) -> None:
-        if len(ids):
-            low, high = (int(x) for x in ids.aminmax())
-            if low < 0 or high >= self.num_samples:
-                raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {self.num_samples}): `num_samples` is too small")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         error_msgs: list[str] = others[-1]

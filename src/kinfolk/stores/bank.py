@@ -1,0 +1,98 @@
+"""The memory bank of instance discrimination: one unit vector for each sample.
+
+Dimension key: N data set, D embedding, b rows of a write, of all ranks together, U distinct ids among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk import distributed
+from kinfolk.stores.exact import Exact, check_ids
+
+
+class Bank(Exact):
+    """The embedding of every sample as it was last seen, as a buffer, so that `state_dict()` holds it.
+
+        v_i ← normalised( m · v_i + (1 − m) · f_i )
+
+    Before its sample is seen, an entry is a random unit vector, the same on every rank and in every run of one `seed`.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+        dim: D.
+        momentum: m in [0, 1); 0 overwrites.
+        seed: of the first vectors; two banks that are compared with each other need two.
+
+    State: `features` (N, D), unit norm.
+
+    Example:
+        >>> bank = Bank(num_samples=3, dim=2, momentum=0.0)
+        >>> bank.write(torch.tensor([1]), torch.tensor([[0.0, 2.0]]))
+        >>> bank.read(torch.tensor([1])).tolist()
+        [[0.0, 1.0]]
+    """
+
+    features: Tensor
+
+    def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
+        super().__init__()
+        for name, value in (("num_samples", num_samples), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the bank would never learn")
+        self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed
+        first = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("features", F.normalize(first, dim=1))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def read(self, ids: Tensor) -> Tensor:
+        """(b, D) a copy of the entries of `ids` (b,)."""
+        check_ids(ids, self.num_samples)
+        return self.features[ids]
+
+    @torch.no_grad()
+    def write(self, ids: Tensor, z: Tensor) -> None:
+        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several rows of one id count as their mean."""
+        check_ids(ids, self.num_samples)
+        if z.shape != (len(ids), self.dim):
+            raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
+        ids, z = distributed.joined(ids, z)
+        new = F.normalize(z.to(self.features.dtype), dim=1)
+        unique_U, mean_UD = _means(ids, new)
+        self.features[unique_U] = F.normalize(torch.lerp(mean_UD, self.features[unique_U], self.momentum), dim=1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = state_dict.get(f"{prefix}features")
+        if saved is not None and saved.shape != self.features.shape:
+            error_msgs: list[str] = others[-1]
+            error_msgs.append(
+                f"`{prefix}features` holds a bank of {' × '.join(map(str, saved.shape))}, but `num_samples` × `dim` is "
+                f"{self.num_samples} × {self.dim}: use the same data set and settings"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def __repr__(self) -> str:
+        return f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum}, seed={self.seed})"
+
+
+def _means(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(U,) distinct ids and (U, D) the means of their rows, summed in the order of the rows: a scattered sum would have none on a GPU."""
+    unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
+    if len(unique_U) == len(ids):
+        return ids, rows
+    order = inverse.argsort(stable=True)
+    start_U = count_U.cumsum(0) - count_U
+    total_UD = rows[order[start_U]]
+    for repeat in range(1, int(count_U.max())):
+        more_U = count_U > repeat
+        total_UD[more_U] += rows[order[start_U[more_U] + repeat]]
+    return unique_U, total_UD / count_U.unsqueeze(1)

@@ -1,0 +1,31 @@
+"""What all stores share: a cast to 16 bits, meant for weights, leaves them as exact as they are."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+COARSE = (torch.bfloat16, torch.float16)
+
+
+class Exact(nn.Module, ABC):
+    """Abstract. A module whose buffers move to another device as any module's, but are never cast to 16 bits."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, field in list(self.named_buffers()):
+            if field.dtype in COARSE:
+                setattr(self, name, before[name].to(field.device))
+        return self
+
+
+def check_ids(ids: Tensor, num_samples: int) -> None:
+    """Refuses ids outside of [0, N)."""
+    if len(ids):
+        low, high = (int(x) for x in ids.aminmax())
+        if low < 0 or high >= num_samples:
+            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): `num_samples` is too small")

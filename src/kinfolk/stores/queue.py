@@ -1,0 +1,87 @@
+"""The queue of MoCo: features in the order they came, each with the id of its sample.
+
+Dimension key: Q places of the queue, D embedding, b rows of a push, of all ranks together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk import distributed
+from kinfolk.stores.exact import Exact
+
+
+class Queue(Exact):
+    """First in, first out: the last Q features that were pushed, as buffers, so that `state_dict()` holds them all.
+
+    Only what was pushed is ever handed out: a queue that is not full yet is shorter, and never a heap of random vectors. The rows of all
+    ranks enter in the order of ranks, so that every rank holds the same queue.
+
+    Args:
+        size: Q.
+        dim: D.
+
+    State: `features` (Q, D), `ids` (Q,) with −1 for an empty place, `pointer` to the place of the next row, `filled` places.
+
+    Example:
+        >>> queue = Queue(size=3, dim=2)
+        >>> queue.push(torch.eye(2), torch.tensor([7, 8]))
+        >>> queue.push(torch.eye(2), torch.tensor([9, 7]))
+        >>> queue.entries()[1].tolist()
+        [7, 8, 9]
+    """
+
+    features: Tensor
+    ids: Tensor
+    pointer: Tensor
+    filled: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        for name, value in (("size", size), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
+        self.size, self.dim = size, dim
+        self.register_buffer("features", torch.zeros(size, dim))
+        self.register_buffer("ids", torch.full((size,), -1))
+        self.register_buffer("pointer", torch.tensor(0))
+        self.register_buffer("filled", torch.tensor(0))
+
+    def __len__(self) -> int:
+        return int(self.filled)
+
+    def entries(self) -> tuple[Tensor, Tensor]:
+        """(F, D) features and (F,) ids of the F filled places: not copies, so the next push changes them."""
+        return self.features[: len(self)], self.ids[: len(self)]
+
+    @torch.no_grad()
+    def push(self, features: Tensor, ids: Tensor) -> None:
+        """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of more than Q rows the last Q remain."""
+        if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
+            raise ValueError(
+                f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have the shapes (rows, {self.dim}) and (rows,)"
+            )
+        features, ids = distributed.joined(features, ids)
+        number = len(ids)
+        places = (self.pointer + torch.arange(number, device=ids.device))[-self.size :] % self.size
+        self.features[places] = features[-self.size :].to(self.features.dtype)
+        self.ids[places] = ids[-self.size :]
+        self.pointer.add_(number).remainder_(self.size)
+        self.filled.add_(number).clamp_(max=self.size)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = state_dict.get(f"{prefix}features")
+        if saved is not None and saved.shape != self.features.shape:
+            error_msgs: list[str] = others[-1]
+            error_msgs.append(
+                f"`{prefix}features` holds a queue of {' × '.join(map(str, saved.shape))}, but `size` × `dim` is {self.size} × {self.dim}: "
+                "use the same settings"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def __repr__(self) -> str:
+        return f"Queue(size={self.size}, dim={self.dim})"
