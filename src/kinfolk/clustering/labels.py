@@ -1,0 +1,133 @@
+"""The cluster of every sample, at one or several granularities: what the methods that cluster once per epoch keep.
+
+Dimension key: N samples, D features, L levels, K clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kinfolk.clustering.kmeans import check, kmeans
+
+
+class ClusterLabels(nn.Module):
+    """Labels and centroids of L clusterings of all samples, refreshed as a whole; the same on all ranks.
+
+    Args:
+        num_samples: N.
+        dim: D, the size of a feature; None: as the first refresh finds it.
+        num_clusters: K of each level, each below N.
+        seed: of the clusterings; level l has seed + l.
+        warm_start: a refresh starts from the last centroids, with fewer iterations.
+        spherical: centroids of unit norm, samples assigned by the inner product.
+        iterations, warm_iterations: of Lloyd's algorithm, from random centroids and from the last ones.
+        points_per_cluster: see `kmeans`.
+
+    State: `labels` (L, N), before the first refresh every sample its own; `centroids` (ΣK, D), zero before it; `refreshed`.
+
+    Example:
+        >>> clusters = ClusterLabels(4, 1, (2,), seed=0)
+        >>> clusters.labels
+        tensor([[0, 1, 2, 3]])
+        >>> clusters.refresh(torch.tensor([[0.0], [0.1], [9.0], [9.1]]))
+        >>> (clusters.labels[0, 0] == clusters.labels[0, 1]).item(), (clusters.labels[0, 0] == clusters.labels[0, 2]).item()
+        (True, False)
+    """
+
+    labels: Tensor
+    centroids: Tensor
+    refreshed: Tensor
+
+    def __init__(
+        self,
+        num_samples: int,
+        dim: int | None,
+        num_clusters: tuple[int, ...],
+        *,
+        seed: int,
+        warm_start: bool = True,
+        spherical: bool = False,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
+    ) -> None:
+        super().__init__()
+        self.num_clusters = tuple(num_clusters)
+        if not self.num_clusters:
+            raise ValueError("`num_clusters` must name at least one number of clusters")
+        for number in self.num_clusters:
+            if not 1 <= number < num_samples:
+                raise ValueError(f"`num_clusters` (={number}) must be at least 1 and below the number of samples ({num_samples})")
+        self.num_samples, self.dim, self.seed, self.warm_start, self.spherical = num_samples, dim, seed, warm_start, spherical
+        self.iterations, self.warm_iterations, self.points_per_cluster = iterations, warm_iterations, points_per_cluster
+        self.register_buffer("labels", torch.arange(num_samples).repeat(len(self.num_clusters), 1))
+        self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), dim or 0))
+        self.register_buffer("refreshed", torch.tensor(False))
+
+    def level(self, level: int) -> Tensor:
+        """(K, D) the centroids of one level."""
+        first = sum(self.num_clusters[:level])
+        return self.centroids[first : first + self.num_clusters[level]]
+
+    @torch.no_grad()
+    def refresh(self, features: Tensor, seed: int | None = None) -> None:
+        """Clusters (N, D) `features`, the same on all ranks: rank zero does it and shares the result. `seed`: instead of the module's."""
+        if len(features) != self.num_samples or (self.dim is not None and features.shape[1:] != (self.dim,)):
+            wanted = (self.num_samples, "any" if self.dim is None else self.dim)
+            raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
+        check(features, self.num_clusters)
+        warm = self.warm_start and bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]
+        old = [self.level(level) for level in range(len(self.num_clusters))]
+        labels, centroids = torch.empty_like(self.labels), self.centroids.new_empty(len(self.centroids), features.shape[1])
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if not several or dist.get_rank() == 0:
+            found = [
+                kmeans(
+                    features,
+                    number,
+                    seed=(self.seed if seed is None else seed) + level,
+                    init=old[level] if warm else None,
+                    iterations=self.warm_iterations if warm else self.iterations,
+                    spherical=self.spherical,
+                    points_per_cluster=self.points_per_cluster,
+                )
+                for level, number in enumerate(self.num_clusters)
+            ]
+            labels.copy_(torch.stack([clusters.labels for clusters in found]))
+            centroids.copy_(torch.cat([clusters.centroids for clusters in found]))
+        if several:
+            dist.broadcast(labels, 0)
+            dist.broadcast(centroids, 0)
+        self.labels, self.centroids = labels, centroids
+        self.refreshed.fill_(True)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClusterLabels:
+        """Moves to another device as any module; but a cast to 16 bits, meant for weights, leaves the centroids as exact as they are."""
+        before = self.centroids
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.centroids.dtype in (torch.bfloat16, torch.float16):
+            self.centroids = before.to(self.centroids.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        error_msgs: list[str] = others[-1]
+        labels, centroids = state_dict.get(prefix + "labels"), state_dict.get(prefix + "centroids")
+        if labels is not None and labels.shape[-1] != self.num_samples:
+            error_msgs.append(
+                f"`{prefix}labels` holds {labels.shape[-1]} samples, but `num_samples` is {self.num_samples}: use the same data set"
+            )
+            return
+        if labels is not None and centroids is not None and (len(labels), len(centroids)) != (len(self.num_clusters), len(self.centroids)):
+            error_msgs.append(
+                f"`{prefix}labels` holds {len(labels)} levels with {len(centroids)} clusters in all, but `num_clusters` is "
+                f"{self.num_clusters}: use the same numbers of clusters"
+            )
+            return
+        if centroids is not None and self.dim is None and centroids.shape != self.centroids.shape:
+            self.centroids = self.centroids.new_zeros(centroids.shape)  # the size of a feature is known only from the first refresh on
+        super()._load_from_state_dict(state_dict, prefix, *others)

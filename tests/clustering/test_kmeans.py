@@ -1,0 +1,132 @@
+"""k-means: finds what is there, repairs what is empty, refuses what cannot be clustered, and lives beside torch in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.clustering import kmeans
+from kinfolk.errors import KinfolkError
+
+THREADS = """
+import torch
+from kinfolk.clustering import kmeans
+torch.set_num_threads(2)
+g = torch.Generator().manual_seed(0)
+x = torch.randn(3000, 32, generator=g)
+for _ in range(5):  # faiss and torch bring an OpenMP each; they take turns
+    kmeans(x, 50, seed=0, iterations=3)
+    weights = torch.randn(512, 512, requires_grad=True)
+    (weights @ weights).softmax(1).sum().backward()
+import faiss
+print(faiss.omp_get_max_threads(), torch.get_num_threads())
+"""
+
+
+def blobs(number: int, each: int, dim: int = 6, spread: float = 0.05, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(number, dim, generator=g) * 3
+    labels = torch.arange(number).repeat_interleave(each)
+    return centres[labels] + spread * torch.randn(number * each, dim, generator=g), labels
+
+
+def same_partition(a: Tensor, b: Tensor) -> bool:
+    return bool(((a.unsqueeze(0) == a.unsqueeze(1)) == (b.unsqueeze(0) == b.unsqueeze(1))).all())
+
+
+def test_well_separated_groups_are_found() -> None:
+    x, labels = blobs(3, 40)
+    found = kmeans(x, 3, seed=1)
+    assert same_partition(found.labels, labels)
+    assert (found.labels.dtype, found.centroids.shape) == (torch.int64, (3, 6))
+    for cluster in range(3):
+        torch.testing.assert_close(found.centroids[cluster], x[found.labels == cluster].mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_every_sample_has_its_nearest_centroid() -> None:
+    x = torch.randn(500, 8, generator=torch.Generator().manual_seed(3))
+    found = kmeans(x, 17, seed=0)
+    assert torch.equal(torch.cdist(x.double(), found.centroids.double()).argmin(1), found.labels)
+
+
+def test_spherical_centroids_have_unit_norm() -> None:
+    x = torch.nn.functional.normalize(torch.randn(300, 8, generator=torch.Generator().manual_seed(3)), dim=1)
+    found = kmeans(x, 9, seed=0, spherical=True)
+    torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(9))
+    assert torch.equal((x @ found.centroids.T).argmax(1), found.labels)
+
+
+def test_the_seed_decides() -> None:
+    x = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    first, again, other = (kmeans(x, 20, seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(first.labels, again.labels)
+    assert torch.equal(first.centroids, again.centroids)
+    assert not torch.equal(first.labels, other.labels)
+
+
+def test_warm_start_begins_at_the_given_centroids() -> None:
+    x, _ = blobs(5, 30)
+    end = kmeans(x, 5, seed=0)
+    again = kmeans(x, 5, seed=99, init=end.centroids, iterations=1)
+    assert torch.equal(again.labels, end.labels)  # and the clusters keep their numbers
+
+
+def test_few_samples_of_each_cluster_will_do() -> None:
+    x, labels = blobs(4, 300)
+    assert same_partition(kmeans(x, 4, seed=2, points_per_cluster=30).labels, labels)
+
+
+def test_empty_clusters_are_repaired() -> None:
+    x, _ = blobs(4, 20)
+    start = x[:1].repeat(12, 1) + 100 * torch.arange(12).unsqueeze(1)  # all but one attract nobody
+    assert len(kmeans(x, 12, seed=0, init=start, iterations=1).labels.unique()) == 12  # type: ignore[no-untyped-call]
+
+
+def test_duplicates_are_harmless(capfd: pytest.CaptureFixture[str]) -> None:
+    x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]]).repeat(10, 1)
+    for number in (2, 3, 7, 29):
+        found = kmeans(x, number, seed=0)
+        assert found.centroids.isfinite().all()
+        assert len({int(label) for label in found.labels}) <= 3
+        assert torch.equal(found.labels[:3].repeat(10), found.labels)
+    assert len(kmeans(x, 7, seed=0).labels.unique()) == 3  # type: ignore[no-untyped-call]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_all_samples_equal() -> None:
+    found = kmeans(torch.ones(10, 3), 4, seed=0)
+    assert len(found.labels.unique()) == 1  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("number", [0, 10, 11])
+def test_as_many_clusters_as_samples_are_refused(number: int) -> None:
+    with pytest.raises(KinfolkError, match=rf"`num_clusters` \(={number}\) must be at least 1 and below the number of samples \(10\)"):
+        kmeans(torch.randn(10, 3), number, seed=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_refused(bad: float) -> None:
+    x = torch.randn(10, 3)
+    x[4, 1] = bad
+    with pytest.raises(KinfolkError, match="the features of sample 4 are not finite"):
+        kmeans(x, 2, seed=0)
+
+
+def test_wrong_arguments() -> None:
+    x = torch.randn(10, 3)
+    with pytest.raises(ValueError, match=r"`init` \(=\(2, 4\)\) must have the shape \(2, 3\)"):
+        kmeans(x, 2, seed=0, init=torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"`iterations` \(=0\)"):
+        kmeans(x, 2, seed=0, iterations=0)
+    with pytest.raises(ValueError, match=r"`features` \(=\(10,\)\)"):
+        kmeans(x[:, 0], 2, seed=0)
+
+
+def test_faiss_and_torch_in_one_process() -> None:
+    result = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=120, check=True)
+    assert result.stdout.split()[1] == "2"
+    assert result.stderr == ""

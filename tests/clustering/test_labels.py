@@ -1,0 +1,113 @@
+"""The labels of all samples: before and after a refresh, saved and loaded, and equal on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from kinfolk.clustering import ClusterLabels, kmeans
+
+
+def features(seed: int, number: int = 60, dim: int = 4) -> Tensor:
+    return torch.randn(number, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def made(**changed: object) -> ClusterLabels:
+    arguments: dict[str, object] = {"num_samples": 60, "dim": 4, "num_clusters": (5, 9), "seed": 3}
+    return ClusterLabels(**{**arguments, **changed})  # type: ignore[arg-type]
+
+
+def test_at_first_every_sample_is_alone() -> None:
+    clusters = made()
+    assert torch.equal(clusters.labels, torch.arange(60).repeat(2, 1))
+    assert not clusters.refreshed
+    assert not clusters.centroids.any()
+
+
+def test_a_refresh_is_one_clustering_a_level() -> None:
+    clusters = made()
+    clusters.refresh(features(0))
+    for level, number in enumerate((5, 9)):
+        want = kmeans(features(0), number, seed=3 + level)
+        assert torch.equal(clusters.labels[level], want.labels)
+        assert torch.equal(clusters.level(level), want.centroids)
+    assert clusters.refreshed
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_second_refresh_starts_from_the_first(warm: bool) -> None:
+    clusters = made(warm_start=warm)
+    clusters.refresh(features(0))
+    before = clusters.level(1).clone()
+    clusters.refresh(features(1))
+    want = kmeans(features(1), 9, seed=4, init=before, iterations=5) if warm else kmeans(features(1), 9, seed=4)
+    assert torch.equal(clusters.labels[1], want.labels)
+
+
+@pytest.mark.parametrize("dim", [4, None])
+def test_save_load_continue(dim: int | None) -> None:
+    whole, fresh = made(dim=dim), made(dim=dim)
+    whole.refresh(features(0))
+    fresh.load_state_dict(whole.state_dict())
+    for clusters in (whole, fresh):
+        clusters.refresh(features(1))
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True))
+
+
+def test_an_unrefreshed_state_loads() -> None:
+    clusters = made(dim=None)
+    clusters.refresh(features(0))
+    clusters.load_state_dict(made(dim=None).state_dict())
+    assert not clusters.refreshed
+    assert torch.equal(clusters.labels, torch.arange(60).repeat(2, 1))
+
+
+def test_another_data_set_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="`labels` holds 60 samples, but `num_samples` is 61: use the same data set"):
+        made(num_samples=61).load_state_dict(made().state_dict())
+    with pytest.raises(RuntimeError, match=r"but `num_clusters` is \(5, 8\): use the same numbers of clusters"):
+        made(num_clusters=(5, 8)).load_state_dict(made().state_dict())
+
+
+def test_a_cast_for_weights_spares_the_centroids() -> None:
+    clusters = made()
+    clusters.refresh(features(0))
+    before = clusters.centroids.clone()
+    clusters.bfloat16()
+    assert torch.equal(clusters.centroids, before)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match=r"`num_clusters` \(=60\) must be at least 1 and below the number of samples \(60\)"):
+        made(num_clusters=(60,))
+    with pytest.raises(ValueError, match="`num_clusters` must name at least one"):
+        made(num_clusters=())
+    with pytest.raises(ValueError, match=r"`features` \(=\(59, 4\)\) must have the shape \(60, 4\)"):
+        made().refresh(features(0, number=59))
+    with pytest.raises(ValueError, match=r"`features` \(=\(60, 5\)\) must have the shape \(60, 4\)"):
+        made().refresh(features(0, dim=5))
+
+
+def _child(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    clusters = made(seed=3 + rank)  # were each rank to cluster for itself, they would differ
+    for seed in (0, 1):
+        clusters.refresh(features(seed))
+    torch.save(clusters.state_dict(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_ranks_share_one_clustering(tmp_path: Path) -> None:
+    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    alone = made()
+    for seed in (0, 1):
+        alone.refresh(features(seed))
+    for rank in (0, 1):
+        state = torch.load(tmp_path / f"{rank}.pt")
+        assert all(torch.equal(state[name], value) for name, value in alone.state_dict().items())
