@@ -35,6 +35,13 @@ CURVES = (
         (("precision", "Precision", "accent"), ("recall", "Recall", "second"), ("f1", "F1", "third")),
         percent=True,
     ),
+    Curve(
+        "clusters",
+        "Clusters",
+        "pseudo-labels of the first level against the labels",
+        (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
+        percent=True,
+    ),
     Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
     Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
 )

@@ -8,7 +8,14 @@ from typing import Any
 
 from kinfolk.report.record import Record
 
-PROTOCOLS = {"knn": "Weighted kNN", "linear": "Linear probe", "finetune": "Fine-tuning", "semi": "Few labels", "kin": "False negatives"}
+PROTOCOLS = {
+    "knn": "Weighted kNN",
+    "linear": "Linear probe",
+    "finetune": "Fine-tuning",
+    "semi": "Few labels",
+    "kin": "False negatives",
+    "clusters": "Clusters",
+}
 MAX_ROWS = 12
 MAX_FILES = 200
 

@@ -18,6 +18,7 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.weights import save_encoder
 from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
 from kinfolk.training.changes import refuse_changes
+from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
 from kinfolk.training.knn import Knn
@@ -121,7 +122,12 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
         trainer = build_trainer(
-            config, run, 0 if state is None else state["step"], [knn], lambda epoch: _export(module, run, {**meta, "epoch": epoch}), console
+            config,
+            run,
+            0 if state is None else state["step"],
+            [knn, ClusterQuality(images)],
+            lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
+            console,
         )
         try:
             trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)

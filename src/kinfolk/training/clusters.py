@@ -1,0 +1,50 @@
+"""Clusters during training: how far the pseudo-labels that the method goes by agree with the labels it does not see.
+
+Dimension key: L levels, N training samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.data.images import ImageData
+from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr
+from kinfolk.frameworks.base import Framework
+from kinfolk.training.module import TrainingModule
+
+
+class ClusterQuality:
+    """A measurement of the journal: `mtpr` and `mtnr` of the pseudo-labels, and `nmi` of the clusters, with the training labels.
+
+    Of the first level alone: the one whose number of clusters is named first. `mtpr` and `mtnr` go by the pseudo-labels as the loss uses
+    them, in which a sample that was not accepted is alone; `nmi` goes by the clusters of all samples. Nothing is measured without labels,
+    for methods that do not cluster, or before the first clustering.
+    """
+
+    def __init__(self, data: ImageData) -> None:
+        labels = None if data.labels is None else data.labels[: data.num_train]
+        self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        found = None if self.truth is None else pseudo_labels(module.framework)
+        if found is None or self.truth is None:
+            return {}
+        used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
+        rates = mtpr_mtnr(used_N, self.truth)
+        figures = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth)}
+        return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters they come from; None for a method without clusters, or before
+    the first of them."""
+    clusters = next((part for part in framework.modules() if isinstance(part, ClusterLabels)), None)
+    if clusters is None or not bool(clusters.refreshed):
+        return None
+    owners = (part for part in framework.modules() if not isinstance(part, ClusterLabels))
+    labels = (getattr(part, "labels", None) for part in owners)  # an oracle's are (N,), and the truth
+    used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
+    return used, clusters.labels
