@@ -2,6 +2,7 @@
 
 The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur, solarise, normalise. It takes two matrix
 products for crop, flip and blur (`crop.py`, `blur.py`), one for all colours and the normalisation (`colour.py`), and a cut to [0, 1].
+In the space `lab` the result is converted to CIE Lab before it is normalised (`lab.py`).
 Large images on a CPU are cropped and blurred one by one instead, with the same weights, which is faster there (`render.py`).
 
 Parameters and probabilities are torchvision's. The result is an approximation of torchvision's in three places:
@@ -27,12 +28,15 @@ from torch import Tensor
 
 from kinfolk.data.crop import LARGE, centred_boxes
 from kinfolk.data.draws import NUM_UNIFORM, draw
+from kinfolk.data.lab import LAB_MEAN, LAB_STD, from_lab, to_lab
 from kinfolk.data.presets import SMALL, Augmentation, Value, augmentations
 from kinfolk.data.render import normalise, render, resize
 from kinfolk.errors import UsageError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+SPACES = {"rgb": (IMAGENET_MEAN, IMAGENET_STD), "lab": (LAB_MEAN, LAB_STD)}
+"""Colour spaces of the views, with the usual mean and standard deviation of their channels."""
 _CHUNK_BYTES = 2**24  # working memory at a time on the CPU: what stays in its cache
 
 
@@ -45,8 +49,9 @@ class Views:
     Args:
         preset: `simclr`, `moco`, `byol`, `sogclr`, `mild` or `plain`; see `presets.py`.
         size: pixels of a side of the views.
-        mean, std: per channel, of values in [0, 1]; ImageNet's if not given.
+        mean, std: per channel, of values in [0, 1], or of L, a and b; those of `SPACES` if not given.
         evaluate_share: side of the centre crop of `evaluate`, as a share of the shorter side; 7/8 above 64 pixels, else all.
+        space: "rgb", or "lab" for CIE Lab (`lab.py`): the picture is augmented as ever and then converted.
         overrides: any setting of `Augmentation`, e.g. `blur=0.5`, `scale=(0.2, 1)`; a list of numbers where the setting is one number
             means one per view, e.g. `solarise=(0, 0.2)`.
 
@@ -64,20 +69,25 @@ class Views:
         mean: tuple[float, ...] | list[float] | None = None,
         std: tuple[float, ...] | list[float] | None = None,
         evaluate_share: float | None = None,
+        space: str = "rgb",
         **overrides: Value,
     ) -> None:
         if size < 1:
             raise UsageError(f"`size` (={size}) must be at least 1")
-        self.preset, self.size = preset, size
-        self.mean = tuple(map(float, IMAGENET_MEAN if mean is None else mean))
-        self.std = tuple(map(float, IMAGENET_STD if std is None else std))
+        if space not in SPACES:
+            raise UsageError(f"`space` (={space!r}) must be one of {', '.join(SPACES)}")
+        self.preset, self.size, self.space = preset, size, space
+        usual_mean, usual_std = SPACES[space]
+        self.mean = tuple(map(float, usual_mean if mean is None else mean))
+        self.std = tuple(map(float, usual_std if std is None else std))
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise UsageError(f"`mean` (={mean}) and `std` (={std}) must be three numbers each, those of `std` above 0")
         self.evaluate_share = (1.0 if size <= SMALL else 7 / 8) if evaluate_share is None else float(evaluate_share)
         if not 0 < self.evaluate_share <= 1:
             raise UsageError(f"`evaluate_share` (={evaluate_share}) must be in (0, 1]")
         self.augmentations = augmentations(preset, size, overrides)
-        given: dict[str, Any] = {"mean": mean, "std": std, "evaluate_share": evaluate_share, **overrides}
+        given: dict[str, Any] = {"mean": mean, "std": std, "evaluate_share": evaluate_share}
+        given |= {"space": None if space == "rgb" else space, **overrides}
         self._given = {name: value for name, value in given.items() if value is not None}
 
     def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
@@ -97,7 +107,8 @@ class Views:
             uniform_BU = torch.rand(batch, NUM_UNIFORM, generator=generator, device=pixels.device)
             draws = draw(how, uniform_BU, height, width, aspect)
             for part in self._parts(pixels):
-                render(pixels[part], how, draws[part], self.mean, self.std, out_BCSS=views[view, part])
+                render(pixels[part], how, draws[part], *self._while_rgb, out_BCSS=views[view, part])
+                self._convert(views[view, part])
         return views
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
@@ -110,8 +121,16 @@ class Views:
         identity, nothing = torch.eye(3, device=pixels.device), torch.zeros(3, device=pixels.device)
         for part in self._parts(pixels):
             image = resize(pixels[part], box_B4[part], self.size)
-            normalise(image, identity.expand(len(image), 3, 3), nothing.expand(len(image), 3), self.mean, self.std, out_BCSS=images[part])
+            maps = identity.expand(len(image), 3, 3), nothing.expand(len(image), 3)
+            normalise(image, *maps, *self._while_rgb, out_BCSS=images[part])
+            self._convert(images[part])
         return images
+
+    def pictures(self, views: Tensor) -> Tensor:
+        """Views (…, 3, H, W) as a person sees them: red, green and blue in [0, 1]."""
+        mean_C11, std_C11 = torch.tensor([self.mean, self.std], device=views.device)[:, :, None, None]
+        values = views * std_C11 + mean_C11
+        return values.clamp(0, 1) if self.space == "rgb" else from_lab(values.flatten(0, -4)).view_as(values)
 
     def config(self) -> dict[str, Any]:
         """Every setting, resolved: `Views(**views.config())` makes the same views."""
@@ -120,13 +139,24 @@ class Views:
             values = [getattr(how, field.name) for how in self.augmentations]
             same = all(value == values[0] for value in values)
             settings[field.name] = (list(values[0]) if isinstance(values[0], tuple) else values[0]) if same else values
-        named = {"preset": self.preset, "size": self.size, "mean": list(self.mean), "std": list(self.std)}
+        named = {"preset": self.preset, "size": self.size, "mean": list(self.mean), "std": list(self.std), "space": self.space}
         return {**named, "evaluate_share": self.evaluate_share, **settings}
 
     def __repr__(self) -> str:
         return (
             f"Views({', '.join([repr(self.preset), f'size={self.size}', *(f'{name}={value!r}' for name, value in self._given.items())])})"
         )
+
+    @property
+    def _while_rgb(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation to normalise red, green and blue by: none where another space follows."""
+        return (self.mean, self.std) if self.space == "rgb" else ((0.0,) * 3, (1.0,) * 3)
+
+    def _convert(self, image_BCSS: Tensor) -> None:
+        """From red, green and blue in [0, 1] to the normalised space, in place; nothing to do where they are the space."""
+        if self.space == "lab":
+            mean_C11, std_C11 = torch.tensor([self.mean, self.std], device=image_BCSS.device)[:, :, None, None]
+            image_BCSS.copy_((to_lab(image_BCSS) - mean_C11) / std_C11)
 
     def _parts(self, pixels: Tensor) -> Iterator[slice]:
         """Parts of the batch that are worked on at a time; on another device than the CPU all of it."""

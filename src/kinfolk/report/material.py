@@ -1,6 +1,6 @@
 """What the report draws of the pictures: the embedding map with its thumbnails, and the grid of views.
 
-Dimension key: N samples on the map, F features, B pictures, H, W picture.
+Dimension key: N samples on the map, F features, V views, B pictures, C channels, H, W picture.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from kinfolk.report.map import EmbeddingMap, choose, project, sprite_sheet
-from kinfolk.report.views_grid import NUM_SAMPLES, NUM_VIEWS, Strip, denormalise, strip
+from kinfolk.report.views_grid import NUM_SAMPLES, NUM_VIEWS, Strip, strip
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -45,14 +45,14 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
     generator = torch.Generator().manual_seed(seed)
-    made_VBCHW = views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS).numpy()
-    mean, std = (np.asarray(values, dtype=np.float32) for values in (views.mean, views.std))
+    made_VBCHW = views.pictures(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
+    bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
     names, samples = _class_names(data), data.samples
     strips = []
     for i, (sample, picture) in enumerate(zip(ids, _pictures(data, ids, 2 * views.size), strict=True)):
         label = -1 if samples.labels is None else int(samples.labels[sample])
         name = names[label] if 0 <= label < len(names) else ""
-        strips.append(strip(samples.keys[sample], name, picture, denormalise(made_VBCHW[:, i], mean, std)))
+        strips.append(strip(samples.keys[sample], name, picture, np.ascontiguousarray(bytes_VBHWC[:, i])))
     return strips
 
 

@@ -46,9 +46,3 @@ def strip(key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDA
     for i, view in enumerate(views_VHW3):
         sheet.paste(Image.fromarray(view), (size + 2 * gap + i * (size + gap), 0))
     return Strip(key, label, data_uri(sheet, quality=88), width, size, pixelated=size <= 64)
-
-
-def denormalise(views_VCHW: NDArray[np.float32], mean: NDArray[np.float32], std: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """(V, 3, H, W) as the encoder sees them → (V, H, W, 3) as a person does."""
-    unit = views_VCHW * std[None, :, None, None] + mean[None, :, None, None]
-    return np.ascontiguousarray((unit.clip(0, 1) * 255).round().astype(np.uint8).transpose(0, 2, 3, 1))
