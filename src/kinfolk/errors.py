@@ -9,3 +9,7 @@ class KinfolkError(ValueError):
 
 class UsageError(KinfolkError):
     """Wrong use: an unknown name, a value out of range, options that exclude each other."""
+
+
+class KinfolkWarning(UserWarning):
+    """Something that works but is rarely meant; `kinfolk train` writes it to the log as one line."""

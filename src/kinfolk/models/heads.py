@@ -57,3 +57,21 @@ def prediction_head(
 ) -> nn.Sequential:
     """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the same size."""
     return projection_head(size, hidden_size, size if out_size is None else out_size, layers=layers, norm=norm, bias=bias)
+
+
+def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
+    """D, the length of what `head` makes of the encoder's features: its `output_size`, or that of its last layer that has one; of a head
+    without layers the encoder's.
+
+    Example:
+        >>> embedding_size(nn.Flatten(), projection_head(32, 64, 16))
+        16
+    """
+    for module in (head, *reversed(list(head.modules())), encoder, *reversed(list(encoder.modules()))):
+        for name in ("output_size", "out_features", "num_features"):
+            size = getattr(module, name, None)
+            if isinstance(size, int):
+                return size
+    raise ValueError(
+        f"`head` (={type(head).__name__}) must have an attribute `output_size`, the length of its vectors, or end in a linear layer"
+    )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kinfolk.errors import KinfolkWarning
+
 FILE_ONLY = "file_only"
 """Key of a log record's `extra`: True keeps it off the screen."""
 
@@ -48,6 +50,20 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
+
+
+@contextmanager
+def held_warnings() -> Iterator[list[str]]:
+    """Fills the list with the library's own warnings, to be logged once there is a log; those of others pass as they would."""
+    held: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", KinfolkWarning)
+        yield held
+    for warning in caught:
+        if issubclass(warning.category, KinfolkWarning):
+            held.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @contextmanager

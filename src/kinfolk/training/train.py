@@ -23,7 +23,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
 from kinfolk.training.knn import Knn
 from kinfolk.training.loader import BatchLoader
-from kinfolk.training.log import FILE_ONLY, logging_to, quiet_lightning
+from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
 from kinfolk.training.ranks import announce, wait_for
@@ -99,13 +99,16 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     if state is not None and run.rank == 0:
         require_same(run, images)
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
-    framework = build_framework(config, images)
+    with held_warnings() as doubts:
+        framework = build_framework(config, images)
     if run.rank == 0:
         write_start(run, config, images, state, overwrite)
         if several:
             announce(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
         tell_start(run, config, images, state)
+        for doubt in doubts if run.rank == 0 else ():
+            LOG.warning("%s", doubt)
         views = build_views(config)
         module = TrainingModule(
             framework,

@@ -1,0 +1,47 @@
+"""The slow copy of encoder and head: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020, eq. 2."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+class MomentumCopy(nn.Module):
+    """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every optimiser step.
+
+    Its parameters have no gradient: the optimiser leaves them out, and so does DDP, where every rank computes them alike. Its buffers are
+    its own, as in the published code: in training its BatchNorms normalise by the batch before them, whose running statistics they
+    keep for `eval()`; the average of the weights has nothing to say about those.
+
+    Args:
+        encoder, head: what is copied, as it is now.
+        momentum: m in [0, 1); 0: an exact copy after every step.
+
+    State: all of its parameters and buffers, in `state_dict()`.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, momentum: float) -> None:
+        super().__init__()
+        if not 0 <= momentum < 1:
+            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the copy would never learn")
+        self.momentum = momentum
+        self.encoder, self.head = copy.deepcopy(encoder), copy.deepcopy(head)
+        self.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, D) embeddings, without gradient."""
+        embedded: Tensor = self.head(self.encoder(images))
+        return embedded
+
+    @torch.no_grad()
+    def follow(self, encoder: nn.Module, head: nn.Module) -> None:
+        """One step towards the weights of `encoder` and `head`."""
+        fast = [param.detach() for part in (encoder, head) for param in part.parameters()]
+        slow = [param.detach() for part in (self.encoder, self.head) for param in part.parameters()]
+        torch._foreach_lerp_(slow, fast, 1 - self.momentum)
+
+    def extra_repr(self) -> str:
+        return f"momentum={self.momentum}"
