@@ -137,3 +137,20 @@ def test_wrong_use_is_one_sentence(
     assert message in shown
     assert "Traceback" not in shown
     assert not (tmp_path / "new").exists()
+
+
+def test_clusters_and_a_hierarchy(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", str(trained), "--protocol", "clusters") == 0
+    result = json.loads((trained / "eval" / "clusters.json").read_text())
+    assert 0 <= result["nmi"] <= 1
+    assert (result["num_clusters"], result["seeds"], result["samples"]) == (2, [0, 1, 2, 3, 4], 48)
+    assert "NMI" in capsys.readouterr().out
+    tree = tmp_path / "digits.csv"
+    lines = [f"{digit},{'even' if digit % 2 == 0 else 'odd'}" for digit in range(10)]
+    tree.write_text("\n".join(["child,parent", *lines, "even,number", "odd,number"]) + "\n")
+    at_depth = ["eval", str(trained), "--data", "digits", "--protocol", "knn", "--hierarchy", str(tree), "--depth"]
+    for depth, classes in ((1, 2), (2, 10)):
+        assert run(*at_depth, str(depth)) == 0
+        assert json.loads((trained / "eval" / "knn.json").read_text())["classes"] == classes
+    assert run(*at_depth[:-1]) == 2
+    assert "must be given together" in capsys.readouterr().err

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.options import Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
+from kinfolk.cli.options import DATA, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
 from kinfolk.errors import UsageError
 
-PROTOCOLS = ("knn", "linear")
+PROTOCOLS = ("knn", "linear", "clusters")
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear",
+    "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
 )
 
 
@@ -20,33 +21,55 @@ def evaluate(
     run: RunFolder,
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
-    protocol: Annotated[str, typer.Option("--protocol", "-p", help="knn, linear, or both with a comma.")] = "knn,linear",
+    hierarchy: Annotated[
+        str | None,
+        typer.Option(
+            help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]", rich_help_panel=DATA, show_default=False
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Take labels at this depth of the hierarchy; 0: the root.", rich_help_panel=DATA, show_default=False
+        ),
+    ] = None,
+    protocol: Annotated[str, typer.Option("--protocol", "-p", help="knn, linear, clusters, or several with commas.")] = "knn,linear",
     k: Annotated[int, typer.Option("--k", metavar="N", min=1, help="Neighbours of knn.")] = 20,
     temperature: Annotated[float, typer.Option(help="Temperature of the neighbours' votes.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of what is held out.")] = 0,
+    num_clusters: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of clusters. [dim]Default: as many as classes.[/]", show_default=False)
+    ] = None,
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """Measure the encoder with labels: nearest neighbours and a linear probe.
+    """Measure the encoder with labels: nearest neighbours, a linear probe, k-means clusters.
 
     Results go to RUN/eval/. Without a test split, knn leaves one out and linear tests on a fifth of the samples.
+    clusters is the normalised mutual information of labels and clusters of the training samples, mean and deviation of five k-means.
     """
     wanted = _wanted(protocol)
     from kinfolk.cli.console import tell_refused
-    from kinfolk.evaluation.protocols import run_knn, run_linear, take_parts
+    from kinfolk.evaluation.protocols import run_clusters, run_knn, run_linear, take_parts
     from kinfolk.evaluation.results import write_result
     from kinfolk.training.opened import open_run
 
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any picture is read
-    images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
+    images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, hierarchy=hierarchy, depth=depth, workers=workers)
     tell_refused(images)
     parts = take_parts(images, opened.features(images, progress=True))
     results = {}
     try:
+        measures = {
+            "knn": lambda: run_knn(parts, k, temperature),
+            "linear": lambda: run_linear(parts, seed),
+            "clusters": lambda: run_clusters(parts, num_clusters),
+        }
         for name in wanted:
-            result = run_knn(parts, k, temperature) if name == "knn" else run_linear(parts, seed)
-            results[name] = {**result, "data": data or opened.config.data.source}
+            results[name] = {**measures[name](), "data": data or opened.config.data.source}
+            if images.classes is not None and depth is not None:
+                results[name] |= {"depth": depth, "classes": len(images.classes)}
             write_result(run, name, results[name])
     finally:  # what was measured is shown, also where the next protocol can't be
         if results:
@@ -72,7 +95,14 @@ def _show(results: dict[str, dict[str, object]]) -> None:
 
     from kinfolk.cli.console import plain_table, screen
 
-    table = plain_table("protocol", "accuracy", "measured on", right=("accuracy",))
+    table = plain_table("protocol", "result", "measured on", right=("result",))
     for name, result in results.items():
-        table.add_row(Text(name), Text(f"{100 * float(str(result['accuracy'])):.1f} %", "bold"), Text(str(result["measured_on"])))
+        table.add_row(Text(name), Text(_figure(result), "bold"), Text(str(result["measured_on"])))
     screen().print(table, soft_wrap=False)
+
+
+def _figure(result: dict[str, object]) -> str:
+    """An accuracy, or a mutual information with its deviation."""
+    if "nmi" not in result:
+        return f"{100 * float(str(result['accuracy'])):.1f} %"
+    return f"NMI {100 * float(str(result['nmi'])):.1f} ± {100 * float(str(result['deviation'])):.1f} %"

@@ -5,6 +5,7 @@ Dimension key: N training samples, M test samples, F features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UsageError
+from kinfolk.evaluation.clusters import SEEDS
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -79,5 +81,22 @@ def run_linear(parts: Parts, seed: int) -> dict[str, Any]:
         "train": len(train_y),
         "test": len(test_y),
         "seed": seed,
+        "measured_on": where,
+    }
+
+
+def run_clusters(parts: Parts, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
+    """Normalised mutual information of the labels and k-means clusters of the features of the training split, over several k-means."""
+    from kinfolk.evaluation.clusters import nmi
+
+    k = len(np.unique(parts.train_y)) if num_clusters is None else num_clusters
+    found = nmi(parts.train_x, parts.train_y, k, seeds)
+    where = "train split" if parts.test_split else "all samples"
+    return {
+        "nmi": found.mean,
+        "deviation": found.deviation,
+        "num_clusters": k,
+        "seeds": list(seeds),
+        "samples": len(parts.train_y),
         "measured_on": where,
     }

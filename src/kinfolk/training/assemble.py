@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from kinfolk.data.seeding import derive_seed
 from kinfolk.data.typical import typical_side
@@ -16,7 +17,7 @@ from kinfolk.detectors import DETECTORS
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.method import Context, build, detector_arguments, framework_arguments, parse
-from kinfolk.models import build_encoder, projection_head
+from kinfolk.models import SplitEncoder, SplitHead, build_encoder, projection_head
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import resolve_trainer
 from kinfolk.training.method_args import checked_arguments, written_arguments
@@ -71,10 +72,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 def placed(config: TrainConfig) -> TrainConfig:
     """Paths made absolute, so that the run finds its data from any working directory. The name of a bundled data set is no path."""
-    source = config.data.source
-    if source is None or not os.path.exists(source):
-        return config
-    return config.with_settings({"data.source": os.path.abspath(source)})
+    named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy}
+    return config.with_settings({key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)})
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
@@ -93,7 +92,13 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
 def build_views(config: TrainConfig) -> Views:
     """The views of a training; `Views.evaluate` prepares pictures for its encoder."""
     assert config.views.size is not None, "fitted to the data"
-    return Views(config.views.preset, config.views.size, **config.views.options)
+    needed = FRAMEWORKS[parse(config.method).framework].view_options
+    for name, value in needed.items():
+        if config.views.options.get(name, value) != value:
+            raise UsageError(
+                f"`views.options.{name}` (={config.views.options[name]!r}) must be {value!r} for {config.method}; leave it out"
+            )
+    return Views(config.views.preset, config.views.size, **{**config.views.options, **needed})
 
 
 def build_framework(config: TrainConfig, data: ImageData) -> Framework:
@@ -110,21 +115,32 @@ def build_framework(config: TrainConfig, data: ImageData) -> Framework:
             detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
         )
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    model, head = config.model, config.head
     try:
-        assert model.stem is not None, "fitted to the data"
-        encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained)
-        size: int = encoder.output_size
-        projection = projection_head(
-            size, head.hidden_size or size, head.out_size, layers=head.layers, norm=head.norm, last_norm=head.last_norm
-        )
-        framework = build(method, encoder, projection, Context(data.num_train, labels), framework_args, detector_args)
+        encoder, head = _networks(config, FRAMEWORKS[method.framework].channels)
+        framework = build(method, encoder, head, Context(data.num_train, labels), framework_args, detector_args)
     except KinfolkError:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
     framework.watch(labels)
     return framework
+
+
+def _networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
+    """Encoder and head; one of each for every part of the channels, joined, where there are several."""
+    model, head = config.model, config.head
+    assert model.stem is not None, "fitted to the data"
+    encoders, heads = [], []
+    for number in channels:
+        encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained, in_channels=number)
+        size: int = encoder.output_size
+        encoders.append(encoder)
+        heads.append(
+            projection_head(size, head.hidden_size or size, head.out_size, layers=head.layers, norm=head.norm, last_norm=head.last_norm)
+        )
+    if len(channels) == 1:
+        return encoders[0], heads[0]
+    return SplitEncoder(encoders, channels), SplitHead(heads, [encoder.output_size for encoder in encoders])
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:

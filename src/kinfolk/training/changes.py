@@ -7,7 +7,7 @@ from typing import Any
 from kinfolk.errors import UsageError
 from kinfolk.training.config import TrainConfig
 
-FREE = ("data.source", "data.workers", "data.cache_dir", "knn", "checkpoint", "trainer.loggers", "trainer.log_every")
+FREE = ("data.source", "data.hierarchy", "data.workers", "data.cache_dir", "knn", "checkpoint", "trainer.loggers", "trainer.log_every")
 """Keys that do not touch the result. The data may have been moved: whether they are the same samples is asked of the samples themselves."""
 
 

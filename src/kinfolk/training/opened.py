@@ -40,28 +40,41 @@ class OpenedRun:
         return build_views(self.config)
 
     def data(
-        self, source: str | None = None, *, labels_from_folders: bool = False, workers: int | None = None, progress: bool = False
+        self,
+        source: str | None = None,
+        *,
+        labels_from_folders: bool = False,
+        hierarchy: str | None = None,
+        depth: int | None = None,
+        workers: int | None = None,
+        progress: bool = False,
     ) -> ImageData:
-        """The run's own pictures, or those of another source, at the run's resolution."""
+        """The run's own pictures, or those of another source, at the run's resolution. With `hierarchy` and `depth`, or one of them and
+        the run's other, labels are those at that depth; a run's own data has the run's depth otherwise, another source its own labels."""
         own = self.config.data
         own = own.model_copy(update={"workers": own.workers if workers is None else workers})
+        if hierarchy is not None or depth is not None:
+            chosen = {"hierarchy": hierarchy or own.hierarchy, "depth": own.depth if depth is None else depth}
+            own = own.model_copy(update=chosen)
+        elif source is not None:
+            own = own.model_copy(update={"hierarchy": None, "depth": None})
         if source is None:
             if own.source is None:
                 raise UsageError(f"{self.path} was trained on data handed over in Python; say with --data where the pictures are")
             own = own.model_copy(update={"labels_from_folders": own.labels_from_folders or labels_from_folders})
             config = self.config.model_copy(update={"data": own})
             return read_data(open_data(None, config), config, Run(self.path), several=False, progress=progress)
-        opened = self._opened(source, labels_from_folders)
+        opened = self._opened(source, labels_from_folders, own)
         assert own.image_size is not None, "a run's configuration is complete"
         return prepare(opened, image_size=own.image_size, workers=own.workers, pixel_cap=own.pixel_cap, progress=progress)
 
-    def _opened(self, source: str, labels_from_folders: bool) -> Source:
+    def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
         """Another source: a table of the columns the run's own has, or else of the usual ones."""
         changed = {"source": source, "labels_from_folders": labels_from_folders}
         try:
-            return open_data(None, self.config.model_copy(update={"data": self.config.data.model_copy(update=changed)}))
+            return open_data(None, self.config.model_copy(update={"data": own.model_copy(update=changed)}))
         except KinfolkError:
-            usual = DataConfig(source=source, labels_from_folders=labels_from_folders)
+            usual = DataConfig(source=source, labels_from_folders=labels_from_folders, hierarchy=own.hierarchy, depth=own.depth)
             return open_data(None, self.config.model_copy(update={"data": usual}))
 
     def features(self, data: ImageData, ids: NDArray[np.int64] | None = None, *, progress: bool = False) -> NDArray[np.float32]:

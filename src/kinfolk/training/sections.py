@@ -21,6 +21,8 @@ class DataConfig(Section):
         default=None, ge=1, description="side of the cached pictures; None: 8/7 of `views.size`, or their own if less"
     )
     labels_from_folders: bool = Field(default=False, description="class sub-folders become labels")
+    hierarchy: str | None = Field(default=None, description="file of child and parent classes, or cifar100; with `depth`")
+    depth: int | None = Field(default=None, ge=0, description="labels become their ancestors at this depth of `hierarchy`; 0: the root")
     image_column: str = "image"
     label_column: str | None = Field(
         default=None, description="this and the following: None takes the column of that name where there is one"

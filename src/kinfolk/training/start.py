@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from kinfolk.data.at_depth import at_depth
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
@@ -25,7 +26,7 @@ def open_data(data: object | None, config: TrainConfig) -> Source:
     spec = named.source if data is None else data
     if spec is None:
         raise UsageError("`data` is required: a folder, an array file, a table, an archive, or digits")
-    return open_source(
+    source = open_source(
         spec,
         labels_from_folders=named.labels_from_folders,
         image_column=named.image_column,
@@ -34,6 +35,7 @@ def open_data(data: object | None, config: TrainConfig) -> Source:
         group_column=named.group_column,
         split_column=named.split_column,
     )
+    return at_depth(source, named.hierarchy, named.depth)
 
 
 def read_data(source: Source, config: TrainConfig, run: Run, several: bool, progress: bool) -> ImageData:
