@@ -33,6 +33,10 @@ class Preparation(Protocol):
         """(B, 3, size, size), normalised, without randomness."""
 
 
+Tracker = Callable[[range], Iterable[int]]
+"""Shows how far a loop over a range has come."""
+
+
 @runtime_checkable
 class Projecting(Protocol):
     """A framework, as seen from here: features for evaluation, and projected embeddings."""
@@ -50,7 +54,7 @@ def embed(
     batch_size: int = 512,
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
-    progress: bool = False,
+    progress: bool | Tracker = False,
     projected: bool = False,
 ) -> Tensor:
     """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their order.
@@ -66,7 +70,7 @@ def embed(
         batch_size: samples at a time.
         device: where the model is moved to; None: where it is.
         autocast: computing type, e.g. `torch.bfloat16`; None: that of the weights.
-        progress: whether to show a bar.
+        progress: whether to show a bar, or what shows one.
         projected: the framework's projected embeddings (unit norm) instead of the encoder's features.
     """
     if batch_size < 1:
@@ -116,7 +120,9 @@ def _forward(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
     return model
 
 
-def _shown(starts: range, progress: bool) -> Iterable[int]:
+def _shown(starts: range, progress: bool | Tracker) -> Iterable[int]:
+    if callable(progress):
+        return progress(starts)
     if not progress:
         return starts
     from rich.progress import track

@@ -80,6 +80,11 @@ class Framework(nn.Module, ABC):
         """(N, D) unit-norm embeddings of all samples, where it keeps them anyway; None: they have to be computed for `refresh`."""
         return None
 
+    @property
+    def collects(self) -> bool:
+        """Whether `refresh` needs no features, because its detectors collect their own during the epoch."""
+        return bool(self.detectors) and all(detector.collects for detector in self.detectors)
+
     def watch(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; see `Objective.watch`."""
         for objective in self.objectives:

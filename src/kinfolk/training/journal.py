@@ -67,6 +67,7 @@ class Journal(pl.Callback):
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
+        self._tell(module, row.get("knn"))
         if module.framework.detectors:
             row |= {"flagged": stats.share, "precision": stats.precision, "recall": stats.recall, "f1": stats.f1}
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
@@ -77,6 +78,14 @@ class Journal(pl.Callback):
                 file.flush()
                 os.fsync(file.fileno())
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
+
+    def _tell(self, module: TrainingModule, knn: float | None) -> None:
+        """Rank zero has measured; the framework hears of it on all ranks, before the epoch's checkpoint."""
+        value = torch.tensor(math.nan if knn is None else knn, dtype=torch.float64, device=module.device)
+        if distributed.world_size() > 1:
+            dist.broadcast(value, 0)
+        if value.isfinite():
+            module.framework.hear("knn", float(value))
 
     def state_dict(self) -> dict[str, Any]:
         """Called on all ranks; the counts are those of all of them, to be taken up by rank zero."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -48,6 +49,22 @@ class ProgressBar(pl.Callback):
         self._task = self._bar.add_task("training", total=total, completed=done, figures="", left="")
         self._bar.start()
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._last = time.perf_counter()  # what was done between two epochs is no step's time
+
+    def track(self, steps: range) -> Iterator[int]:
+        """The same steps, with a bar of their own below that of the training while they last."""
+        if self._bar is None:
+            yield from steps
+            return
+        task = self._bar.add_task("embedding", total=len(steps), figures="", left="")
+        try:
+            for step in steps:
+                yield step
+                self._bar.advance(task)
+        finally:
+            self._bar.remove_task(task)
+
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._bar is None:
             return
@@ -72,7 +89,7 @@ class ProgressBar(pl.Callback):
             return
         row = self.journal.row
         line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
-        left = row["seconds"] * (self.epochs - row["epoch"])
+        left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
         LOG.info("%s", f"{line}  {duration(left)} left" if left else line, extra={FILE_ONLY: self._bar is not None})
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

@@ -27,6 +27,7 @@ from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lig
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
 from kinfolk.training.ranks import announce, wait_for
+from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 from kinfolk.training.start import last_state, num_processes, open_data, read_data, require_same, tell_start, write_start
 from kinfolk.training.trainer import build_trainer
@@ -123,12 +124,14 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         )
         autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
         knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
+        refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
         trainer = build_trainer(
             config,
             run,
             0 if state is None else state["step"],
-            [knn, ClusterQuality(images)],
+            [knn, ClusterQuality(images), refresh],
+            refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
             console,
         )

@@ -14,15 +14,24 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.journal import Journal, Measurement
 from kinfolk.training.keeper import Keeper
 from kinfolk.training.progress import ProgressBar
+from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 
 
 def build_trainer(
-    config: TrainConfig, run: Run, step: int, measurements: Sequence[Measurement], export: Callable[[int], None], console: Console | None
+    config: TrainConfig,
+    run: Run,
+    step: int,
+    measurements: Sequence[Measurement],
+    refresh: Refresh,
+    export: Callable[[int], None],
+    console: Console | None,
 ) -> pl.Trainer:
     """A trainer that writes into `run`, from optimiser step `step` on."""
     settings = config.trainer
     journal = Journal(run, measurements, settings.log_every)
+    bar = ProgressBar(console, journal, config.epochs)
+    refresh.progress = bar.track
     keep = config.checkpoint
     return pl.Trainer(
         accelerator=settings.accelerator,
@@ -36,8 +45,9 @@ def build_trainer(
         sync_batchnorm=settings.sync_batchnorm,
         logger=[_logger(name, config, run, step) for name in settings.loggers],
         callbacks=[
+            refresh,
             journal,
-            ProgressBar(console, journal, config.epochs),
+            bar,
             Keeper(run.checkpoint, config.epochs, keep.every_epochs, keep.every_minutes, export),
         ],
         plugins=[AtomicCheckpointIO()],
