@@ -3,11 +3,14 @@
 from kinfolk.models.build import Adapted, adapt, build_encoder
 from kinfolk.models.heads import prediction_head, projection_head
 from kinfolk.models.resnet import ResNet, resnet10, resnet18, resnet34, resnet50
+from kinfolk.models.split import SplitEncoder, SplitHead
 from kinfolk.models.weights import load_encoder, load_state, load_weights, read_state, save_encoder
 
 __all__ = [
     "Adapted",
     "ResNet",
+    "SplitEncoder",
+    "SplitHead",
     "adapt",
     "build_encoder",
     "load_encoder",

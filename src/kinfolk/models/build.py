@@ -46,7 +46,13 @@ class Adapted(nn.Module):
 
 
 def build_encoder(
-    name: str, *, stem: Stem = "cifar", width: int | None = None, zero_init_residual: bool = False, pretrained: bool = False
+    name: str,
+    *,
+    stem: Stem = "cifar",
+    width: int | None = None,
+    zero_init_residual: bool = False,
+    pretrained: bool = False,
+    in_channels: int = 3,
 ) -> ResNet | Adapted:
     """Builds the encoder called `name`; its `output_size` is the length of its vectors.
 
@@ -56,6 +62,7 @@ def build_encoder(
         width: channels of the first stage; None: 16 for resnet10, 64 for the others. For the ResNets of this library only.
         zero_init_residual: start every residual block as the identity. For the ResNets of this library only.
         pretrained: take the package's published weights (these it downloads); for torchvision/NAME and timm/NAME only.
+        in_channels: channels of a picture; other than 3 for the ResNets of this library only.
 
     Example:
         >>> build_encoder("resnet10").output_size
@@ -66,6 +73,10 @@ def build_encoder(
     if slash and package in ("torchvision", "timm"):
         if width is not None or zero_init_residual:
             raise UsageError(f"`width` and `zero_init_residual` are options of this library's ResNets, not of {name!r}.")
+        if in_channels != 3:
+            raise UsageError(
+                f"{name!r} takes pictures of 3 channels, not of `in_channels` (={in_channels}); choose one of {', '.join(ENCODERS)}."
+            )
         encoder = (_torchvision if package == "torchvision" else _timm)(model, pretrained)
     else:
         if name not in ENCODERS:
@@ -73,11 +84,13 @@ def build_encoder(
         if pretrained:
             raise UsageError(f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take 'torchvision/{name}'.")
         chosen = {} if width is None else {"width": width}
-        encoder = ENCODERS[name](stem=stem, zero_init_residual=zero_init_residual, **chosen)
+        encoder = ENCODERS[name](stem=stem, zero_init_residual=zero_init_residual, in_channels=in_channels, **chosen)
         width = encoder.bn1.num_features
     encoder.config = {"name": name}
     if isinstance(encoder, ResNet):
         encoder.config |= {"stem": stem, "width": width, "zero_init_residual": zero_init_residual}
+        if in_channels != 3:
+            encoder.config["in_channels"] = in_channels
     return encoder
 
 

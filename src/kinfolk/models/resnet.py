@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network, (B, 3, H, W) → (B, output_size): the globally averaged last stage.
+    """Residual network, (B, C, H, W) → (B, output_size): the globally averaged last stage.
 
     Args:
         block: `BasicBlock` or `Bottleneck`.
@@ -80,6 +80,7 @@ class ResNet(nn.Module):
             pooling, for pictures of about 32×32 (SimCLR, appendix B.9).
         width: channels of the first stage; each further stage doubles them.
         zero_init_residual: start every block as the identity, by a zero in its last norm.
+        in_channels: channels of a picture.
     """
 
     def __init__(
@@ -90,19 +91,22 @@ class ResNet(nn.Module):
         stem: Stem = "cifar",
         width: int = 64,
         zero_init_residual: bool = False,
+        in_channels: int = 3,
     ) -> None:
         super().__init__()
         if stem not in get_args(Stem):
             raise ValueError(f"`stem` (={stem!r}) must be one of {', '.join(get_args(Stem))}")
         if width < 1:
             raise ValueError(f"`width` (={width}) must be at least 1")
+        if in_channels < 1:
+            raise ValueError(f"`in_channels` (={in_channels}) must be at least 1")
         self.config: dict[str, Any] | None = None
         """Set by `build_encoder`: its arguments, so that `load_encoder` can build the same again."""
         self.output_size = width * 8 * block.expansion
         if stem == "imagenet":
-            self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, width, 7, 2, 3, bias=False)
         else:
-            self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
@@ -130,24 +134,24 @@ class ResNet(nn.Module):
                 nn.init.zeros_(module.last_norm.weight)
 
 
-def resnet10(*, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False) -> ResNet:
+def resnet10(*, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
     """One basic block a stage; with the default width 0.3 million parameters, made for training on a processor."""
-    return ResNet(BasicBlock, (1, 1, 1, 1), stem=stem, width=width, zero_init_residual=zero_init_residual)
+    return ResNet(BasicBlock, (1, 1, 1, 1), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
 
 
-def resnet18(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False) -> ResNet:
+def resnet18(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
     """ResNet-18, 11 million parameters."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), stem=stem, width=width, zero_init_residual=zero_init_residual)
+    return ResNet(BasicBlock, (2, 2, 2, 2), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
 
 
-def resnet34(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False) -> ResNet:
+def resnet34(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
     """ResNet-34, 21 million parameters."""
-    return ResNet(BasicBlock, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual)
+    return ResNet(BasicBlock, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
 
 
-def resnet50(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False) -> ResNet:
+def resnet50(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
     """ResNet-50, 24 million parameters."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual)
+    return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
 
 
 def _stage(block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError
 from kinfolk.models.build import Adapted, build_encoder
+from kinfolk.models.split import SplitEncoder
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
@@ -66,8 +67,8 @@ def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn
         if not isinstance(config, dict):
             raise KinfolkError(f"{file} does not say how its encoder is built; pass the module as `load_encoder(path, encoder=module)`.")
         try:
-            encoder = build_encoder(**config)
-        except TypeError as error:
+            encoder = _built(config)
+        except (TypeError, KeyError) as error:
             raise KinfolkError(f"{file} describes an encoder this version can't build: {error}.") from error
     load_state(encoder, read_state(file), source=str(file))
     meta = description.get("meta")
@@ -119,6 +120,12 @@ def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str =
         config = getattr(encoder, "config", None) or type(inner).__name__
         raise KinfolkError(f"The weights of {source} don't fit {config}: {'; '.join(filter(None, faults))}{hint}.")
     inner.load_state_dict(given)
+
+
+def _built(config: dict[str, Any]) -> nn.Module:
+    if "towers" in config:
+        return SplitEncoder([build_encoder(**tower) for tower in config["towers"]], config["channels"])
+    return build_encoder(**config)
 
 
 def _inner(encoder: nn.Module) -> nn.Module:
