@@ -72,8 +72,8 @@ class MoCo(Framework):
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
         if queue_size >= num_samples:
             warnings.warn(
-                f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several keys "
-                "of one sample, some older than an epoch, and each counts as a negative of its own; choose a smaller queue",
+                f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several "
+                "keys of one sample, some older than an epoch, and each counts as a negative of its own; choose a smaller queue",
                 KinfolkWarning,
                 stacklevel=2,
             )

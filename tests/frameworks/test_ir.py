@@ -1,0 +1,116 @@
+"""IR equals the loops over its equation, step after step; its bank and its draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfolk.actions import ACTIONS
+from kinfolk.detectors import FNC, Detector, GloFND, Oracle
+from kinfolk.frameworks import IR
+from tests.frameworks.test_moco import kin_of
+from tests.reference import queues
+
+NUM_SAMPLES, BATCH, T = 40, 6, 0.3
+LABELS = torch.arange(NUM_SAMPLES) % 4
+
+
+def made(num_negatives: int | None = None, bank_momentum: float = 0.5, **more: Any) -> IR:
+    torch.manual_seed(0)
+    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
+    return IR(encoder, head, NUM_SAMPLES, num_negatives, bank_momentum, T, **more).double()
+
+
+def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(step)
+    return torch.randn(1, size, 3, 2, 2, dtype=torch.float64, generator=g), torch.randint(12, (size,), generator=g)  # some twice
+
+
+@pytest.mark.parametrize("num_negatives", [None, 15, 39, 4096])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | None, momentum: float) -> None:
+    framework = made(num_negatives, momentum)
+    bank = framework.bank.features.clone()
+    optimizer = torch.optim.SGD(framework.parameters(), lr=0.1)
+    for step in range(5):
+        views, ids = batch(step)
+        z = framework.head(framework.encoder(views[0]))
+        drawn = framework._candidates()[1].tolist()
+        assert len(set(drawn)) == len(drawn) == min(num_negatives or NUM_SAMPLES, NUM_SAMPLES)
+        slow = queues.ir(z, ids.tolist(), bank, drawn, T)
+        expected = torch.autograd.grad(slow, list(framework.encoder.parameters()), retain_graph=True)
+        optimizer.zero_grad()
+        loss = framework(views, ids)
+        loss.backward()
+        torch.testing.assert_close(loss, slow)
+        torch.testing.assert_close([p.grad for p in framework.encoder.parameters()], list(expected))
+        bank = queues.written(bank, ids.tolist(), z.detach(), momentum)
+        torch.testing.assert_close(framework.bank.features, bank)
+        optimizer.step()
+    assert framework.known_features is framework.bank.features
+    assert framework.bank.features.dtype == torch.float64
+
+
+def test_the_draw_is_another_in_every_step_and_the_same_after_a_resume() -> None:
+    framework, draws = made(10), []
+    for step in range(3):
+        draws.append(framework._candidates()[1])
+        framework(*batch(step))
+    assert len({tuple(draw.tolist()) for draw in draws}) == 3
+    torch.manual_seed(7)
+    other = IR(framework.encoder, framework.head, NUM_SAMPLES, 10)
+    other.load_state_dict(framework.state_dict())
+    assert torch.equal(other._candidates()[1], framework._candidates()[1])
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("name", ["fnc", "glofnd", "oracle"])
+@pytest.mark.parametrize("num_negatives", [None, 20])
+def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int | None) -> None:
+    glofnd = GloFND(NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
+    glofnd.store.threshold.fill_(0.3)
+    detectors: dict[str, Detector] = {"fnc": FNC(fraction=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
+    framework = made(num_negatives, detector=detectors[name], action=action, kin_weight=0.25)
+    framework.watch(LABELS)
+    views, ids = batch(0)[0], torch.arange(BATCH) * 5
+    z, bank, drawn = framework.head(framework.encoder(views[0])), framework.bank.features.clone(), framework._candidates()[1].tolist()
+    sims = [[float("-inf") if i == j else (v @ bank[j] / v.norm()).item() for j in drawn] for v, i in zip(z, ids.tolist(), strict=True)]
+    kin = [{j for j in mine if drawn[j] != i} for mine, i in zip(kin_of(name, sims, ids, drawn), ids.tolist(), strict=True)]
+    degree = 0.75 if action == "reweight" else 1.0
+    slow = queues.ir(z, ids.tolist(), bank, drawn, T, lambda i, j: degree * (j in kin[i]), action)
+    torch.testing.assert_close(framework(views, ids), slow)
+    assert framework.stats.counts()[1] == sum(map(len, kin)) > 0
+
+
+def test_the_gradient_is_right() -> None:
+    framework = made(20, detector=Oracle(LABELS), action="attract").eval()
+    views, ids = batch(1, size=3)
+    assert torch.autograd.gradcheck(lambda x: framework(x, ids), (views.requires_grad_(),))
+
+
+def test_evaluation_and_broken_steps_write_nothing() -> None:
+    framework = made(20, detector=GloFND(NUM_SAMPLES, alpha=0.2))
+    framework(*batch(0))
+    before = {name: value.clone() for name, value in framework.state_dict().items()}
+    views, ids = batch(1)
+    assert framework(views * torch.nan, ids).isnan()
+    framework.eval()
+    framework(views, ids)
+    assert all(torch.equal(value, before[name]) for name, value in framework.state_dict().items())
+
+
+def test_the_state_loads_strictly() -> None:
+    framework = made(20)
+    framework(*batch(0))
+    assert {"bank.features", "drawn", "seed"} <= framework.state_dict().keys()
+    made(20).load_state_dict(framework.state_dict())
+    smaller = IR(framework.encoder, framework.head, NUM_SAMPLES - 1)
+    with pytest.raises(RuntimeError, match="holds a bank of 40 × 5, but `num_samples` × `dim` is 39 × 5"):
+        smaller.load_state_dict(framework.state_dict())
+    with pytest.raises(ValueError, match=r"`num_negatives` \(=0\) must be at least 1"):
+        made(0)
+    with pytest.raises(ValueError, match=r"`ids` \(=40\) must be in \[0, 40\)"):
+        framework(batch(1)[0], torch.arange(35, 41))
