@@ -34,12 +34,19 @@ SETTINGS: dict[str, Any] = {
 """Five steps an epoch, fifteen in all; state per sample in the objective and in the detector."""
 
 
-def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False) -> int:
+OTHERS: dict[str, dict[str, Any]] = {
+    "moco": {"method": "moco+glofnd", "settings": {"framework.queue_size": 600, "framework.momentum": 0.9}},
+    "ir": {"method": "ir+glofnd", "settings": {"framework.num_negatives": 700}},
+}
+"""What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it."""
+
+
+def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False, **more: Any) -> int:
     """Trains in a process that ends itself at `moment`, such as "kill step 7"; returns its exit code (negative: the signal)."""
-    return _run([(moment, {})], out, each_step, resume)[0]
+    return _run([(moment, {})], out, each_step, resume, more)[0]
 
 
-def run_ranks(out: Path, *moments: str, resume: bool = False) -> list[int]:
+def run_ranks(out: Path, *moments: str, resume: bool = False, **more: Any) -> list[int]:
     """Trains in as many processes as there are moments ("" for none), launched as torchrun does it; returns their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -47,14 +54,14 @@ def run_ranks(out: Path, *moments: str, resume: bool = False) -> list[int]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(moments)), "TORCHELASTIC_RUN_ID": str(port)}
     shared |= {"LOCAL_WORLD_SIZE": str(len(moments)), "GROUP_RANK": "0"}
     ranks = [(moment, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank, moment in enumerate(moments)]
-    return _run(ranks, out, False, resume)
+    return _run(ranks, out, False, resume, more)
 
 
-def _run(children: list[tuple[str, dict[str, str]]], out: Path, each_step: bool, resume: bool) -> list[int]:
+def _run(children: list[tuple[str, dict[str, str]]], out: Path, each_step: bool, resume: bool, more: dict[str, Any]) -> list[int]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kinfolk.training.train", "kinfolk.training.trainer", "sklearn.datasets"])
     processes = [
-        context.Process(target=_child, args=(str(out), moment, each_step, resume, environment)) for moment, environment in children
+        context.Process(target=_child, args=(str(out), moment, each_step, resume, environment, more)) for moment, environment in children
     ]
     for process in processes:
         process.start()
@@ -71,7 +78,7 @@ def training(out: Path, *, each_step: bool = False, **more: Any) -> dict[str, An
     return {**SETTINGS, "out": out, "settings": settings, **more}
 
 
-def _child(out: str, moment: str, each_step: bool, resume: bool, environment: dict[str, str]) -> None:
+def _child(out: str, moment: str, each_step: bool, resume: bool, environment: dict[str, str], more: dict[str, Any]) -> None:
     from kinfolk.training.train import train
 
     os.environ.update(environment)
@@ -79,8 +86,8 @@ def _child(out: str, moment: str, each_step: bool, resume: bool, environment: di
     if moment:
         how, what, number = moment.split()
         _arm({"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}[how], what, int(number))
-    settings = {"trainer.devices": int(environment["WORLD_SIZE"])} if environment else {}
-    train(**training(Path(out), each_step=each_step, resume=resume, settings=settings))
+    settings = {**more.pop("settings", {}), **({"trainer.devices": int(environment["WORLD_SIZE"])} if environment else {})}
+    train(**training(Path(out), each_step=each_step, resume=resume, settings=settings, **more))
 
 
 def _arm(number: signal.Signals, what: str, count: int) -> None:

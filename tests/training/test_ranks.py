@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,17 @@ from kinfolk.training import ranks
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.devices import global_rank
 from kinfolk.training.run import Run
-from tests.training.children import run_ranks
+from tests.training.children import OTHERS, run_ranks
 from tests.training.test_resume import assert_same
 
 
-def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, OTHERS["moco"]], ids=["sogclr+glofnd", "moco+glofnd"])
+def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path, more: dict[str, Any]) -> None:
     whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
-    assert run_ranks(whole.path, "", "") == [0, 0]
-    assert run_ranks(out.path, "", "terminate step 7") == [1, 1], "the signal to one rank ends both"
+    assert run_ranks(whole.path, "", "", **more) == [0, 0]
+    assert run_ranks(out.path, "", "terminate step 7", **more) == [1, 1], "the signal to one rank ends both"
     assert read_checkpoint(out.checkpoint)["kinfolk"]["step"] == 7
-    assert run_ranks(out.path, "", "", resume=True) == [0, 0]
+    assert run_ranks(out.path, "", "", resume=True, **more) == [0, 0]
     assert_same(out, whole)
     assert len(whole.epochs()) == 3, "only rank zero writes"
 

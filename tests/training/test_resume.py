@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file as read_file
 
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run import Run
 from kinfolk.training.train import train
-from tests.training.children import run_child, training
+from tests.training.children import OTHERS, run_child, training
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,6 +94,19 @@ def test_a_training_asked_to_end_saves_within_the_epoch(tmp_path: Path, whole: R
     assert run_child(out, f"{how} step 7") == 1
     assert read_checkpoint(Run(out).checkpoint)["kinfolk"] == {"format": 1, "epoch": 1, "step": 7, "finished": False}
     assert_same(train(**training(out, resume=True)), whole)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_queues_and_banks_go_on_where_they_were(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run"
+    assert run_child(out, "kill step 8", each_step=True, **OTHERS[name]) == -signal.SIGKILL
+    run = train(**training(out, each_step=True, resume=True, **OTHERS[name]))
+    assert_same(run, train(**training(tmp_path / "whole", **OTHERS[name])))
+    state = read_checkpoint(run.checkpoint)["state_dict"]
+    kept = {"moco": {"slow.encoder.conv1.weight", "queue.ids", "queue.pointer"}, "ir": {"bank.features", "drawn"}}[name]
+    assert {f"framework.{key}" for key in kept} <= state.keys()
+    if name == "moco":
+        assert torch.equal(read_file(run.model)["conv1.weight"], state["framework.encoder.conv1.weight"]), "the queries' encoder"
 
 
 def test_a_finished_run_is_left_alone(whole: Run, capsys: pytest.CaptureFixture[str]) -> None:
