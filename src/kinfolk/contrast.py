@@ -183,7 +183,8 @@ class Contrast:
             own = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
             sim_RC[own] = -torch.inf
             negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))
-            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R), own
+            spare_RC = self.scratch("shares", len(sim_RC), num_candidates, anchors_AD)  # the shares are written last
+            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R, spare_RC), own
 
     def _survey(self, detector: Detector, anchors_AD: Tensor, candidates_CD: Tensor) -> None:
         measured = torch.cat([detector.survey(block) for _, block, _ in self._blocks(anchors_AD, candidates_CD)])

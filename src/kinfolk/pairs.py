@@ -67,6 +67,7 @@ class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
     `sim_RC` holds cosine similarities, −inf where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
+    `spare_RC` is memory of the same kind that anybody may overwrite, where the engine has some.
     """
 
     sim_RC: Tensor
@@ -74,6 +75,7 @@ class Block:
     candidate_ids: Tensor
     num_views: int
     num_negatives_R: Tensor
+    spare_RC: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:
@@ -97,13 +99,22 @@ class Roles:
         kin_RC: True where the candidate is kin of the anchor. None: nobody is.
         kin: the same as places, each once and none of the anchor's own; instead of `kin_RC`.
         drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
+        drop_below_R: a candidate less similar than this is left out too; the most similar one is not, however low. None: no such level.
+        drop: places that are left out besides.
         degree_RC: kinship in [0, 1] of kin, for `reweight`: the factor is 1 − degree. None: the factor is the objective's `kin_weight`.
     """
 
     kin_RC: Tensor | None = None
     kin: Places | None = None
     drop_RC: Tensor | None = None
+    drop_below_R: Tensor | None = None
+    drop: Places | None = None
     degree_RC: Tensor | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Whether anybody is left out although not kin."""
+        return self.drop_RC is not None or self.drop_below_R is not None or self.drop is not None
 
 
 def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
