@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "detectors": {"detectors.base", "clustering", *ENGINE},
     "contrast": {"detectors.base", *ENGINE},
     "objectives": {"contrast", "detectors.base", *ENGINE},
-    "clustering": set(),
+    "clustering": {"stores"},
     "data": set(),
     "models": set(),
     "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},

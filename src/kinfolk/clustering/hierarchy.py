@@ -1,0 +1,125 @@
+"""Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3.
+
+Levels are counted from 1 as in the paper; level 1 is every sample its own cluster.
+
+Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among them, C clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk.clustering.refine import Limits, refine
+from kinfolk.clustering.split import RULES, Rule
+from kinfolk.clustering.tree import Tree
+from kinfolk.stores.exact import check_ids
+
+
+class Hierarchy(nn.Module):
+    """H levels of labels over all samples, refined with every batch; the cost of an update depends on the batch, not on N.
+
+    The same cluster at a level means the same cluster at every higher level, after every update (the cluster-preserve property). An update
+    goes from level 2 to H: every cluster that holds a sample of the batch is split by density peaks into at most `parts` parts made of
+    whole clusters of the level below; parts and clusters inside one cluster of the level above are merged where they are alike. The top
+    level has no border.
+
+    Args:
+        num_samples: N.
+        levels: H, with level 1.
+        merge_similarity: σ_m, a number or one for each of the levels 2 … H: centres more alike are merged.
+        dim: D; None: as the first features show it.
+        parts: m.
+        rule: "centres" or "propagation", for the split's assignment and for the merge.
+        max_units: the most units of one cluster, and the most siblings beside the touched ones, looked at in a step. Of a larger cluster
+            the touched units come first and the others count as one unit; and it merges into another over several steps.
+
+    State: `tree`, the features of all samples as last seen, the levels, the sums and sizes of all clusters. Memory is linear in N · H. The
+    same updates give the same state.
+
+    Deviates from the paper in: σ_m may differ between the levels, which with one σ_m for all tend to become equal; the limit `max_units`;
+    the details of density peaks and label propagation, which the paper leaves to a supplement (see `split.py`, `propagation.py`).
+
+    Example:
+        >>> hierarchy = Hierarchy(4, levels=2, merge_similarity=0.8)
+        >>> hierarchy.update(torch.arange(4), torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]))
+        >>> label = hierarchy.labels[1]
+        >>> (label[0] == label[1]).item(), (label[0] == label[2]).item()
+        (True, False)
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        levels: int,
+        *,
+        merge_similarity: float | Sequence[float],
+        dim: int | None = None,
+        parts: int = 2,
+        rule: Rule = "centres",
+        max_units: int = 32,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("num_samples", num_samples, 1),
+            ("levels", levels, 1),
+            ("parts", parts, 2),
+            ("max_units", max_units, 2),
+        ):
+            if value < least:
+                raise ValueError(f"`{name}` (={value}) must be at least {least}")
+        if rule not in RULES:
+            raise ValueError(f"`rule` (={rule!r}) must be one of {', '.join(RULES)}")
+        each = tuple(merge_similarity) if isinstance(merge_similarity, Sequence) else (merge_similarity,) * (levels - 1)
+        if len(each) != levels - 1 or not all(-1 <= value <= 1 for value in each):
+            raise ValueError(
+                f"`merge_similarity` (={merge_similarity}) must be a number in [-1, 1], or one for each of the levels 2 to {levels}"
+            )
+        self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
+        self.parts, self.rule, self.max_units = parts, rule, max_units
+        self.tree = Tree(num_samples, levels, dim)
+
+    @property
+    def labels(self) -> Tensor:
+        """(H, N) the cluster of every sample at every level. Takes a pass over all samples."""
+        return self.labels_of(torch.arange(self.num_samples, device=self.tree.parent.device))
+
+    def labels_of(self, ids: Tensor) -> Tensor:
+        """(H, …) the clusters of some samples."""
+        return self.tree.labels_of(ids)
+
+    def centres(self, level: int) -> tuple[Tensor, Tensor]:
+        """(C,) labels of the clusters of a level, counted from 1, and (C, D) their unit-norm centres."""
+        label_C = self.tree.sizes[level - 1].nonzero().flatten()
+        return label_C, F.normalize(self.tree.sums_at(level - 1)[label_C], dim=1)
+
+    def start(self, labels: Tensor, features: Tensor | None = None) -> None:
+        """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for every sample; and (N, D) features."""
+        self.tree.start(labels, features)
+
+    @torch.no_grad()
+    def update(self, ids: Tensor, features: Tensor) -> None:
+        """Takes in (B, D) features of samples (B,) and refines the clusters they are in.
+
+        Rows of one id count as their mean; rows that are not finite are left out. Under several processes: the rows of all of them, the
+        same on each."""
+        check_ids(ids, self.num_samples)
+        self.tree.know(features)
+        finite_B = features.isfinite().all(1)
+        rows_BD = features[finite_B].to(self.tree.features.device, torch.float64)
+        ids_U, inverse = torch.unique(ids[finite_B].to(self.tree.parent.device), return_inverse=True)
+        if not len(ids_U):
+            return
+        total_UD = rows_BD.new_zeros(len(ids_U), rows_BD.shape[1]).index_add_(0, inverse, rows_BD)
+        self.tree.write(ids_U, F.normalize(total_UD, dim=1).to(self.tree.features.dtype))
+        for level in range(1, self.levels):
+            touched = torch.unique(self.labels_of(ids_U)[level - 1])
+            limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
+            self.tree.move(level, refine(self.tree.at(level), touched, limits))
+
+    def __repr__(self) -> str:
+        how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"
+        return f"Hierarchy(num_samples={self.num_samples}, levels={self.levels}, merge_similarity={self.merge_similarity}, {how})"

@@ -1,0 +1,150 @@
+"""One level of the online refinement: which units of the touched clusters belong where, after trying a split and a merge.
+
+RCL, section 4.3: every touched cluster is split into at most m parts whose units are the clusters one level below; the parts and the other
+clusters of the same cluster above are merged where they are alike. Nothing is written before both are decided, so that a part that is
+merged back where it was costs nothing.
+
+Dimension key: K touched clusters, W places (place 0: the rest of a cluster too large to look at whole), D embedding, m parts, n nodes,
+T touched units, M units that move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.clustering.merge import merged
+from kinfolk.clustering.rings import Rings
+from kinfolk.clustering.split import Rule, split
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a refinement reads: the units with their sums, the clusters that hold them, the clusters above as borders."""
+
+    units: Rings
+    unit_sum: Tensor
+    unit_parent: Tensor
+    siblings: Rings
+    cluster_sum: Tensor
+    cluster_parent: Tensor
+
+
+@dataclass(frozen=True)
+class Limits:
+    """m, σ_m, how to assign and merge, and the most units or siblings of one cluster that are looked at in a step."""
+
+    parts: int
+    similarity: float
+    rule: Rule
+    max_units: int
+
+
+@dataclass(frozen=True)
+class Moves:
+    """(M,) units with the cluster each goes to; −1 − g: the new cluster of group g, made inside `border`. No unit stays where it was."""
+
+    unit: Tensor
+    to: Tensor
+    border: Tensor
+
+
+def looked_at(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, W) units to look at, (K, W) where there is one, and (K,) whether a rest remains.
+
+    All units of a cluster that has at most `limit`; of a larger one the touched units first, then those behind them in the ring.
+    """
+    number_K = level.units.units[cluster_K]
+    rest_K = number_K > limit
+    width = int(number_K.max().clamp(max=limit))
+    first_K = torch.searchsorted(owner_T, torch.arange(len(cluster_K), device=owner_T.device))
+    unit_KW = level.units.walk(touched_T[first_K], width)
+    large = rest_K.nonzero().flatten()
+    if len(large):
+        span = len(level.unit_parent)
+        keys_T = owner_T[rest_K[owner_T]] * span + touched_T[rest_K[owner_T]]
+        keys = (large.unsqueeze(1) * span + unit_KW[large]).flatten()
+        place = torch.searchsorted(keys_T, keys).clamp(max=len(keys_T) - 1)
+        keys = torch.cat((keys_T, keys[keys_T[place] != keys]))
+        owner, order = (keys // span).sort(stable=True)
+        rank = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+        kept = rank < limit
+        unit_KW[owner[kept], rank[kept]] = keys[order][kept] % span
+    valid_KW = torch.arange(width, device=owner_T.device) < number_K.unsqueeze(1)
+    return unit_KW, valid_KW, rest_K
+
+
+def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
+    """What moves when the clusters of the `touched` units (distinct slots) are refined. Also takes the sums of the clusters that are looked
+    at whole anew from their units, so that rounding does not add up."""
+    cluster_T, order = level.unit_parent[touched].sort(stable=True)
+    cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
+    unit_KW, valid_KW, rest_K = looked_at(level, touched[order], cluster_K, owner_T, limits.max_units)
+    sum_KWD = level.unit_sum[unit_KW] * valid_KW.unsqueeze(2)
+    total_KD = sum_KWD.sum(1)
+    level.cluster_sum[cluster_K] = torch.where(rest_K.unsqueeze(1), level.cluster_sum[cluster_K], total_KD)
+    rest_KD = level.cluster_sum[cluster_K] - total_KD
+    if rest_K.any():
+        sum_KWD = torch.cat((rest_KD.unsqueeze(1), sum_KWD), 1)
+        valid_KW = torch.cat((rest_K.unsqueeze(1), valid_KW), 1)
+        unit_KW = torch.cat((cluster_K.new_full((len(cluster_K), 1), -1), unit_KW), 1)
+    part_KW = split(F.normalize(sum_KWD, dim=2), valid_KW, rest_K, limits.parts, limits.rule)
+
+    held_KmW = (part_KW.unsqueeze(1) == torch.arange(limits.parts, device=part_KW.device).view(1, -1, 1)) & valid_KW.unsqueeze(1)
+    number_Km = held_KmW.sum(2)
+    looked_K = valid_KW.sum(1) - rest_K.long()
+    rest_part_K = part_KW[:, 0]
+    main_K = torch.where(rest_K, rest_part_K, number_Km.argmax(1))
+    number_Km[rest_K, rest_part_K[rest_K]] += (level.units.units[cluster_K] - looked_K - 1)[rest_K]
+    owns_Km = torch.arange(limits.parts, device=part_KW.device) == main_K.unsqueeze(1)
+    alive_Km = number_Km > 0
+    slot_Km = torch.where(owns_Km, cluster_K.unsqueeze(1), -1)
+    border_K = level.cluster_parent[cluster_K]
+    other = _siblings(level, cluster_K, border_K, limits.max_units)
+
+    sums = torch.cat(((held_KmW.to(sum_KWD.dtype) @ sum_KWD)[alive_Km], level.cluster_sum[other]))
+    border_n = torch.cat((border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other]))
+    slot_n = torch.cat((slot_Km[alive_Km], other))
+    number_n = torch.cat((number_Km[alive_Km], level.units.units[other]))
+    target_n = _targets(sums, border_n, slot_n, number_n, limits)
+
+    num_parts = int(alive_Km.sum())
+    target_Km = torch.full_like(number_Km, -1)
+    target_Km[alive_Km] = target_n[:num_parts]
+    to_KW = target_Km.gather(1, part_KW)
+    moves_KW = valid_KW & (unit_KW >= 0) & (to_KW != cluster_K.unsqueeze(1))
+    leaving = (target_n[num_parts:] != other).nonzero().flatten()
+    unit, to = [unit_KW[moves_KW]], [to_KW[moves_KW]]
+    if len(leaving):
+        size = level.units.units[other[leaving]].clamp(max=limits.max_units)
+        path = level.units.walk(level.units.entry[other[leaving]], int(size.max()))
+        there = torch.arange(path.shape[1], device=path.device) < size.unsqueeze(1)
+        unit.append(path[there])
+        to.append(target_n[num_parts:][leaving].unsqueeze(1).expand_as(path)[there])
+    return Moves(torch.cat(unit), torch.cat(to), border_n)
+
+
+def _siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
+    """Clusters of the touched borders that are not touched themselves: all, or those next in the ring."""
+    border_P, inverse = torch.unique(border_K, return_inverse=True)
+    start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))  # the first of each border
+    number_P = level.siblings.units[border_P].clamp(max=limit)
+    path = level.siblings.walk(start_P, int(number_P.max()))
+    found = path[torch.arange(path.shape[1], device=path.device) < number_P.unsqueeze(1)]
+    place = torch.searchsorted(cluster_K, found).clamp(max=len(cluster_K) - 1)
+    return found[cluster_K[place] != found]
+
+
+def _targets(sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits) -> Tensor:
+    """(n,) the slot each node ends in: that of the group's largest node that has one, the first of equals; −1 − g where none has."""
+    border, order = border_n.sort(stable=True)
+    group_n = torch.empty_like(order)
+    group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity, limits.rule)]
+    weight_n = torch.where(slot_n >= 0, number_n, 0)
+    most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")
+    best_n = torch.where((weight_n == most_n[group_n]) & (weight_n > 0), slot_n, torch.iinfo(slot_n.dtype).max)
+    keeper_n = torch.full_like(group_n, torch.iinfo(slot_n.dtype).max).scatter_reduce(0, group_n, best_n, "amin")
+    return torch.where(most_n[group_n] > 0, keeper_n[group_n], -1 - group_n)

@@ -1,0 +1,165 @@
+"""The levels of a hierarchy as a tree over all samples: one pointer up for every cluster, rings of units, sums and sizes.
+
+A cluster of a level has one cluster of the next level above it. So the **cluster-preserve property** — the same cluster at a level
+means the same cluster at every higher one — holds by construction, and moving a unit writes one pointer however many samples it holds.
+Levels are counted from 0 here; level 0 is every sample its own cluster, level H one root above all.
+
+Dimension key: N data set, D embedding, H levels, U distinct samples, F new clusters, M units that move, C clusters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.clustering.refine import Level, Moves
+from kinfolk.clustering.rings import Rings
+from kinfolk.stores.exact import Exact
+
+
+class Tree(Exact):
+    """The state of a `Hierarchy`: at first every sample is alone at every level, with a feature of zero.
+
+    Args:
+        num_samples: N.
+        levels: H.
+        dim: D; None: as the first features show it.
+
+    State: `features` (N, D); `parent`, `after`, `before` (H, N) over the clusters of a level; `entry`, `units` (H, N) over those of the
+    level above; `sizes` (H, N) samples and `sums` (H − 1, N, D) of their features; `free` slots and their number.
+    """
+
+    features: Tensor
+    sums: Tensor
+    sizes: Tensor
+    parent: Tensor
+    after: Tensor
+    before: Tensor
+    entry: Tensor
+    units: Tensor
+    free: Tensor
+    num_free: Tensor
+
+    def __init__(self, num_samples: int, levels: int, dim: int | None) -> None:
+        super().__init__()
+        self.num_samples, self.levels, self.dim = num_samples, levels, dim
+        for name in ("parent", "after", "before", "entry", "units", "free"):
+            self.register_buffer(name, torch.zeros(levels, num_samples, dtype=torch.int64))
+        self.register_buffer("num_free", torch.zeros(levels, dtype=torch.int64))
+        self.register_buffer("sizes", torch.zeros(levels, num_samples, dtype=torch.int64))
+        self.register_buffer("features", torch.zeros(num_samples, dim or 0))
+        self.register_buffer("sums", torch.zeros(levels - 1, num_samples, dim or 0))
+        self.start(torch.arange(num_samples).expand(levels, -1))
+
+    def labels_of(self, ids: Tensor) -> Tensor:
+        """(H, …) the clusters of some samples."""
+        found = [ids]
+        found.extend(self.parent[level][found[level]] for level in range(self.levels - 1))
+        return torch.stack(found)
+
+    @torch.no_grad()
+    def start(self, labels: Tensor, features: Tensor | None = None) -> None:
+        """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for every sample; and (N, D) features."""
+        if labels.shape != (self.levels, self.num_samples):
+            raise ValueError(f"`labels` (={tuple(labels.shape)}) must have the shape {(self.levels, self.num_samples)}: levels × samples")
+        if features is not None:
+            self.know(features)
+            self.features.copy_(F.normalize(features.to(self.features), dim=1))
+        device, N = self.parent.device, self.num_samples
+        below, alive = torch.arange(N, device=device), N
+        self.sizes[0] = 1
+        for level in range(1, self.levels + 1):
+            row = labels[level].to(device) if level < self.levels else torch.zeros_like(below)
+            names, label = torch.unique(row, return_inverse=True)
+            above = torch.zeros_like(below).scatter_(0, below, label)
+            if not torch.equal(above[below], label):
+                raise ValueError(f"`labels` must be nested: some samples share a cluster at level {level} and not at level {level + 1}")
+            self.parent[level - 1] = -1
+            self.parent[level - 1, :alive] = above[:alive]
+            self.rings(level - 1).rebuild(above, alive)
+            below, alive = label, len(names)
+            if level < self.levels:
+                self.sizes[level] = torch.bincount(label, minlength=N)
+                self.sums[level - 1].zero_().index_add_(0, label, self.features)
+                self.num_free[level] = N - alive
+                self.free[level, : N - alive] = torch.arange(alive, N, device=device)
+
+    def write(self, ids_U: Tensor, new_UD: Tensor) -> None:
+        """Sets the features of distinct samples, and with them the sums above."""
+        change_UD = new_UD - self.features[ids_U]
+        self.features[ids_U] = new_UD
+        for level, label_U in enumerate(self.labels_of(ids_U)[1:]):
+            self.sums[level].index_add_(0, label_U, change_UD)
+
+    def move(self, level: int, moves: Moves) -> None:
+        """Moves units between clusters of a level: pointers, rings, sums and sizes; makes and frees clusters."""
+        if not len(moves.unit):
+            return
+        unit_M, to_M = moves.unit, moves.to.clone()
+        from_M = self.parent[level - 1][unit_M]
+        new_F, which = torch.unique(-1 - to_M[to_M < 0], return_inverse=True)
+        if len(new_F):
+            left = int(self.num_free[level]) - len(new_F)
+            slot_F = self.free[level, left : left + len(new_F)].clone()
+            self.num_free[level] = left
+            self.parent[level, slot_F] = moves.border[new_F]
+            self.rings(level).put_in(slot_F, moves.border[new_F])
+            to_M[to_M < 0] = slot_F[which]
+        rings = self.rings(level - 1)
+        rings.take_out(unit_M, from_M)
+        rings.put_in(unit_M, to_M)
+        self.parent[level - 1, unit_M] = to_M
+        sum_MD, size_M = self.sums_at(level - 1)[unit_M], self.sizes[level - 1][unit_M]
+        for cluster_M, sign in ((to_M, 1), (from_M, -1)):
+            self.sums[level - 1].index_add_(0, cluster_M, sum_MD, alpha=sign)
+            self.sizes[level].index_add_(0, cluster_M, size_M, alpha=sign)
+        left_C = torch.unique(from_M)
+        empty_C = left_C[self.units[level - 1][left_C] == 0]
+        if len(empty_C):
+            self.rings(level).take_out(empty_C, self.parent[level, empty_C])
+            self.parent[level, empty_C] = -1
+            self.sums[level - 1, empty_C] = 0
+            free = int(self.num_free[level])
+            self.free[level, free : free + len(empty_C)] = empty_C
+            self.num_free[level] = free + len(empty_C)
+
+    def sums_at(self, level: int) -> Tensor:
+        """The sums of the clusters of a level."""
+        return self.features if level == 0 else self.sums[level - 1]
+
+    def rings(self, level: int) -> Rings:
+        """The rings that the clusters of a level stand in."""
+        return Rings(self.after[level], self.before[level], self.entry[level], self.units[level])
+
+    def at(self, level: int) -> Level:
+        """What a refinement of a level reads."""
+        below = level - 1
+        return Level(self.rings(below), self.sums_at(below), self.parent[below], self.rings(level), self.sums_at(level), self.parent[level])
+
+    def know(self, features: Tensor) -> None:
+        """Checks the size of the features, or learns it."""
+        if features.ndim != 2 or (self.dim is not None and features.shape[1] != self.dim):
+            raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (rows, {'any' if self.dim is None else self.dim})")
+        if self.dim is None:
+            self._set_dim(features.shape[1])
+
+    def _set_dim(self, dim: int) -> None:
+        self.dim = dim
+        self.features = self.features.new_zeros(self.num_samples, dim)
+        self.sums = self.sums.new_zeros(self.levels - 1, self.num_samples, dim)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved, features = state_dict.get(prefix + "parent"), state_dict.get(prefix + "features")
+        if saved is not None and saved.shape != self.parent.shape:
+            errors: list[str] = others[-1]
+            errors.append(
+                f"`{prefix}parent` holds {saved.shape[0]} levels of {saved.shape[1]} samples, not `levels` (={self.levels}) of "
+                f"`num_samples` (={self.num_samples}): use the same data set and levels"
+            )
+            return
+        if self.dim is None and features is not None and features.shape[1]:
+            self._set_dim(features.shape[1])
+        super()._load_from_state_dict(state_dict, prefix, *others)
