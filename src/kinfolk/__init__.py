@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfolk.api import train as train
     from kinfolk.detectors import FNC as FNC
+    from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import GloFND as GloFND
+    from kinfolk.detectors import Neighbours as Neighbours
     from kinfolk.detectors import Oracle as Oracle
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
@@ -22,7 +25,10 @@ __version__ = "0.1.0"
 _HOME = {
     "FNC": "kinfolk.detectors",
     "GloFND": "kinfolk.detectors",
+    "IFND": "kinfolk.detectors",
+    "LocalAggregation": "kinfolk.objectives",
     "NTXent": "kinfolk.objectives",
+    "Neighbours": "kinfolk.detectors",
     "Oracle": "kinfolk.detectors",
     "Pairs": "kinfolk.pairs",
     "SogCLR": "kinfolk.objectives",

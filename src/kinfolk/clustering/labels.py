@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kinfolk.clustering.kmeans import check, kmeans
+from kinfolk.clustering.kmeans import Clusters, check, kmeans
 
 
 class ClusterLabels(nn.Module):
@@ -75,36 +75,43 @@ class ClusterLabels(nn.Module):
         return self.centroids[first : first + self.num_clusters[level]]
 
     @torch.no_grad()
-    def refresh(self, features: Tensor, seed: int | None = None) -> None:
-        """Clusters (N, D) `features`, the same on all ranks: rank zero does it and shares the result. `seed`: instead of the module's."""
-        if len(features) != self.num_samples or (self.dim is not None and features.shape[1:] != (self.dim,)):
-            wanted = (self.num_samples, "any" if self.dim is None else self.dim)
+    def refresh(self, features: Tensor, ids: Tensor | None = None, *, seed: int | None = None) -> None:
+        """Clusters (N, D) `features`, the same on all ranks: rank zero does it and shares the result.
+
+        Args:
+            features: of all samples in data-set order, or of `ids` in their order.
+            ids: the samples that are clustered; any other gets a label of its own, K plus its number. None: all.
+            seed: instead of the module's.
+        """
+        number = self.num_samples if ids is None else len(ids)
+        if len(features) != number or (self.dim is not None and features.shape[1:] != (self.dim,)):
+            wanted = (number, "any" if self.dim is None else self.dim)
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
         check(features, self.num_clusters)
         warm = self.warm_start and bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]
-        old = [self.level(level) for level in range(len(self.num_clusters))]
-        labels, centroids = torch.empty_like(self.labels), self.centroids.new_empty(len(self.centroids), features.shape[1])
+        labels = torch.arange(self.num_samples, device=self.labels.device) + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
+        centroids = self.centroids.new_empty(len(self.centroids), features.shape[1])
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if not several or dist.get_rank() == 0:
-            found = [
-                kmeans(
-                    features,
-                    number,
-                    seed=(self.seed if seed is None else seed) + level,
-                    init=old[level] if warm else None,
-                    iterations=self.warm_iterations if warm else self.iterations,
-                    spherical=self.spherical,
-                    points_per_cluster=self.points_per_cluster,
-                )
-                for level, number in enumerate(self.num_clusters)
-            ]
-            labels.copy_(torch.stack([clusters.labels for clusters in found]))
-            centroids.copy_(torch.cat([clusters.centroids for clusters in found]))
+            found = [self._clusters(features, level, self.seed if seed is None else seed, warm) for level in range(len(labels))]
+            labels[:, slice(None) if ids is None else ids] = torch.stack([each.labels for each in found]).to(labels.device)
+            centroids.copy_(torch.cat([each.centroids for each in found]))
         if several:
             dist.broadcast(labels, 0)
             dist.broadcast(centroids, 0)
         self.labels, self.centroids = labels, centroids
         self.refreshed.fill_(True)
+
+    def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
+        return kmeans(
+            features,
+            self.num_clusters[level],
+            seed=seed + level,
+            init=self.level(level) if warm else None,
+            iterations=self.warm_iterations if warm else self.iterations,
+            spherical=self.spherical,
+            points_per_cluster=self.points_per_cluster,
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClusterLabels:
         """Moves to another device as any module; but a cast to 16 bits, meant for weights, leaves the centroids as exact as they are."""

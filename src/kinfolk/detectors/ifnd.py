@@ -1,0 +1,204 @@
+"""IFND: Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022.
+
+Dimension key: N data set, D features, L levels, K clusters, R rows of a block, C candidates, S samples that are clustered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk import distributed
+from kinfolk.clustering.confidence import accepted, cluster_confidence, sample_confidence
+from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.detectors.base import Detector, Found, Space
+from kinfolk.detectors.same_label import SameLabel
+from kinfolk.pairs import Block, Roles
+from kinfolk.stores.collected import Collected
+
+Schedule = Literal["linear", "step", "constant"]
+Confidence = Literal["sample", "cluster"]
+Source = Literal["pass", "bank"]
+
+
+class IFND(Detector):
+    """Kin are the candidates of the anchor's own k-means cluster, as far as both labels are accepted; more are, the longer it trains.
+
+    At each refresh all samples' features are clustered, once for each k; a label's confidence is (equation 2)
+
+        κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
+
+    and the `rate` most confident labels are accepted: rate = `final_rate` · progress with "linear", `final_rate` from `step_at` of the
+    training on with "step", `final_rate` with "constant". A sample that is not accepted is kin of nobody. Each k is a level, and the loss
+    is the mean over levels. Nobody is kin before the first refresh: the loss is that without a detector, bit for bit.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+        num_clusters: k of each level, below N. None: N/500, three and ten times that, the paper's clusters for CIFAR-100.
+        schedule, final_rate: how the accepted share grows, and to what.
+        confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
+        every: epochs between two refreshes.
+        space: what is clustered: "projected" embeddings, or the encoder's "features".
+        source: "pass" embeds all samples without augmentation before an epoch; "bank" takes the mean over views of each sample's embedding
+            as it was last computed in training, which costs nothing more. A sample that was not seen yet is kin of nobody.
+        temperature: t of the confidence.
+        step_at: share of the training after which "step" accepts.
+        seed: of k-means.
+        warm_start: k-means goes on from the last centroids.
+
+    State: labels, clusters, centroids, confidence; with "bank" the embeddings.
+
+    Deviates from the paper in: k-means on the projected embeddings by default (features in the paper); no refresh where the rate is 0.
+
+    Example:
+        >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
+        >>> detector.refresh(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), progress=0.5)
+        >>> (detector.labels[0, :1] == detector.labels[0]).tolist()
+        [True, True, False, False]
+    """
+
+    paper: ClassVar[str] = "Chen et al., ICLR 2022"
+    needs: ClassVar[str] = "num_clusters"
+    addresses: ClassVar[bool] = True
+    labels: Tensor
+    confidence: Tensor
+
+    def __init__(
+        self,
+        num_samples: int,
+        num_clusters: tuple[int, ...] | None = None,
+        schedule: Schedule = "linear",
+        final_rate: float = 1.0,
+        confidence: Confidence = "sample",
+        every: int = 1,
+        space: Space = "projected",
+        source: Source = "pass",
+        temperature: float = 0.2,
+        step_at: float = 0.1,
+        seed: int = 0,
+        warm_start: bool = True,
+    ) -> None:
+        super().__init__()
+        if num_samples < 2:
+            raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
+        choices = {"schedule": (schedule, Schedule), "confidence": (confidence, Confidence), "space": (space, Space)}
+        for name, (value, allowed) in {**choices, "source": (source, Source)}.items():
+            if value not in get_args(allowed):
+                raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(get_args(allowed))}")
+        for name, share in (("final_rate", final_rate), ("step_at", step_at)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
+        if every < 1:
+            raise ValueError(f"`every` (={every}) must be at least 1")
+        if not temperature > 0:
+            raise ValueError(f"`temperature` (={temperature}) must be above 0")
+        if source == "bank" and space == "features":
+            raise ValueError("`space` (='features') must be 'projected' with `source` (='bank'), which collects projected embeddings")
+        self.num_samples, self.num_clusters = num_samples, usual_clusters(num_samples) if num_clusters is None else tuple(num_clusters)
+        self.schedule, self.final_rate, self.measure, self.every, self.space = schedule, final_rate, confidence, every, space
+        self.source, self.temperature, self.step_at, self.seed, self.warm_start = source, temperature, step_at, seed, warm_start
+        self.clusters = ClusterLabels(num_samples, None, self.num_clusters, seed=seed, warm_start=warm_start)
+        self.collects = source == "bank"
+        self.collected = Collected(num_samples) if self.collects else None
+        self.register_buffer("labels", self._alone())
+        self.register_buffer("confidence", torch.zeros(len(self.num_clusters), num_samples))
+        self._same_label, self._anybody = SameLabel(self.num_clusters), False
+
+    def rate(self, progress: float) -> float:
+        """The share of labels that is accepted at this point of the training."""
+        share = {"linear": min(max(progress, 0.0), 1.0), "step": float(progress >= self.step_at), "constant": 1.0}[self.schedule]
+        return self.final_rate * share
+
+    def due(self, epoch: int) -> bool:
+        return epoch % self.every == 0 and self.rate(epoch / self.num_epochs) > 0
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        if not self._anybody:
+            return Found((Roles(),))
+        return Found(tuple(Roles(kin=places) for places in self._same_label(block, self.labels)))
+
+    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+        assert self.collected is not None
+        self.collected.write(ids, anchors)
+
+    @torch.no_grad()
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        """Clusters (N, D) `features` of any norm, or what was collected, and accepts as many labels as are due at this `progress`."""
+        rate, ids_S = self.rate(progress), None
+        if self.collected is not None:
+            ids_S = self.collected.seen.nonzero().squeeze(1)
+            features = self.collected.features[ids_S]
+        if features is None:
+            raise ValueError("`features` must be given: only with `source` (='bank') they are collected")
+        labels_LN, confidence_LN = self._alone().to(self.labels.device), torch.zeros_like(self.confidence)
+        if rate > 0 and (ids_S is None or len(ids_S) > max(self.num_clusters)):
+            unit_SD = F.normalize(features.to(self.labels.device, torch.float32), dim=1)
+            self.clusters.refresh(unit_SD, ids_S)
+            ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids_S is None else ids_S
+            for level in range(len(self.num_clusters)):
+                cluster_S = self.clusters.labels[level, ids_S]
+                confidence_S = self._confidence(unit_SD, self.clusters.level(level), cluster_S)
+                accepted_S = accepted(confidence_S, rate)
+                confidence_LN[level, ids_S] = confidence_S
+                labels_LN[level, ids_S[accepted_S]] = cluster_S[accepted_S]
+        if distributed.world_size() > 1:
+            for result in (labels_LN, confidence_LN):
+                dist.broadcast(result, 0)
+        self.labels.copy_(labels_LN)
+        self.confidence.copy_(confidence_LN)
+        self._changed()
+
+    def _confidence(self, unit_SD: Tensor, centroids_KD: Tensor, cluster_S: Tensor) -> Tensor:
+        if self.measure == "cluster":
+            return cluster_confidence(unit_SD, centroids_KD, cluster_S)
+        return sample_confidence(unit_SD, F.normalize(centroids_KD, dim=1), cluster_S, self.temperature)
+
+    def _alone(self) -> Tensor:
+        """(L, N) labels that no two samples share: behind those of the level's clusters."""
+        return torch.arange(self.num_samples) + torch.tensor(self.num_clusters).unsqueeze(1)
+
+    def _changed(self) -> None:
+        self._same_label.forget()
+        self._anybody = bool((self.labels < torch.tensor(self.num_clusters, device=self.labels.device).unsqueeze(1)).any())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IFND:
+        before = self.confidence
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.confidence = before.to(self.confidence.device)  # a cast meant for weights does not concern it
+        self._changed()
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved, error_msgs = state_dict.get(f"{prefix}labels"), others[-1]
+        if saved is not None and saved.shape != self.labels.shape:
+            error_msgs.append(
+                f"`{prefix}labels` holds {saved.shape[0]} levels of {saved.shape[1]} samples, but there are {self.labels.shape[0]} of "
+                f"{self.labels.shape[1]}: use the same data set and numbers of clusters"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        self._changed()
+
+    def __repr__(self) -> str:
+        return (
+            f"IFND(num_samples={self.num_samples}, num_clusters={self.num_clusters}, schedule={self.schedule!r}, "
+            f"final_rate={self.final_rate}, confidence={self.measure!r}, every={self.every}, space={self.space!r}, source={self.source!r}, "
+            f"temperature={self.temperature}, step_at={self.step_at}, seed={self.seed}, warm_start={self.warm_start})"
+        )
+
+
+def usual_clusters(num_samples: int) -> tuple[int, ...]:
+    """N/500 and three and ten times that, at least 2, below N, each once.
+
+    Example:
+        >>> usual_clusters(50_000), usual_clusters(8_000)
+        ((100, 300, 1000), (16, 48, 160))
+    """
+    coarsest = max(2.0, num_samples / 500)
+    return tuple(sorted({min(round(coarsest * times), num_samples - 1) for times in (1, 3, 10)}))
