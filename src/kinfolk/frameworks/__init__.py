@@ -1,12 +1,14 @@
 """Where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
+from kinfolk.frameworks.la import LA
 from kinfolk.frameworks.moco import MoCo
 from kinfolk.frameworks.simclr import SimCLR
 from kinfolk.frameworks.sogclr import SogCLRFramework
 
-FRAMEWORKS: dict[str, type[Framework]] = {"simclr": SimCLR, "sogclr": SogCLRFramework, "moco": MoCo, "ir": IR}
+FRAMEWORKS: dict[str, type[Framework]] = {"simclr": SimCLR, "sogclr": SogCLRFramework, "moco": MoCo, "ir": IR, "cmc": CMC, "la": LA}
 """The names of the method grammar."""
 
-__all__ = ["FRAMEWORKS", "IR", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]
+__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]

@@ -1,0 +1,104 @@
+"""The neighbours of LA: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3.
+
+Dimension key: R rows of a block, C candidates, L clusterings, N data set.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.detectors.base import Detector, Found, Space
+from kinfolk.detectors.order import cut
+from kinfolk.pairs import Block, Roles
+
+USUAL_SIZE = 43
+"""Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million pictures."""
+
+
+class Neighbours(Detector):
+    """Kin are the samples that share the anchor's cluster in any of several clusterings (C_i), among those that are nearest to it (B_i).
+
+        C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor
+
+    Candidates outside of B_i are dropped, kin or not; those at exactly the last similarity all stay. Before the first `refresh` nobody
+    is kin.
+
+    Args:
+        num_samples: N.
+        num_clusters: of each clustering; None: one for every 43 samples, as in the paper.
+        num_clusterings: L, which differ in their seed.
+        num_background: size of B_i; all candidates where there are no more, or with None.
+        every: epochs between two clusterings.
+        space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one) or the encoder's "features".
+        warm_start: clusterings start from the last centroids.
+        seed: of the clusterings.
+
+    State: the labels and centroids of all clusterings.
+    """
+
+    paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
+    needs: ClassVar[str] = "clusters, refreshed each epoch"
+    addresses: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_samples: int,
+        num_clusters: int | None = None,
+        num_clusterings: int = 10,
+        num_background: int | None = 4096,
+        every: int = 1,
+        space: Space = "projected",
+        warm_start: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("num_clusterings", num_clusterings), ("num_background", num_background), ("every", every)):
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
+        self.num_samples, self.num_background, self.every, self.space = num_samples, num_background, every, space
+        self.num_clusters = max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
+        self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
+        self.clusters = ClusterLabels(num_samples, None, (self.num_clusters,) * num_clusterings, seed=seed, warm_start=warm_start)
+
+    def find(self, block: Block) -> Found:
+        labels_LR, labels_LC = self.clusters.labels[:, block.row_ids], self.clusters.labels[:, block.candidate_ids]
+        return Found((Roles(kin_RC=together(labels_LR, labels_LC), drop_RC=distant(block.sim_RC, self.num_background)),))
+
+    def due(self, epoch: int) -> bool:
+        return epoch % self.every == 0
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        assert features is not None, "it collects none of its own"
+        self.clusters.refresh(features)
+
+    def __repr__(self) -> str:
+        shown: dict[str, object] = {
+            "num_samples": self.num_samples,
+            "num_clusters": self.num_clusters,
+            "num_clusterings": self.num_clusterings,
+        }
+        shown |= {"num_background": self.num_background}
+        usual: dict[str, object] = {"every": 1, "space": "projected", "warm_start": True, "seed": 0}
+        shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+        return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def together(labels_LR: Tensor, labels_LC: Tensor) -> Tensor:
+    """(R, C) True where two labels agree in at least one clustering."""
+    kin_RC = labels_LR[0].unsqueeze(1) == labels_LC[0]
+    for labels_R, labels_C in zip(labels_LR[1:], labels_LC[1:], strict=True):
+        kin_RC |= labels_R.unsqueeze(1) == labels_C
+    return kin_RC
+
+
+def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:
+    """(R, C) True where `num_background` candidates of the row are more similar. None: nowhere."""
+    num_candidates = sim_RC.shape[1]
+    if num_background is None or num_background >= num_candidates:
+        return None
+    place_R = torch.full((len(sim_RC),), num_candidates - num_background, device=sim_RC.device)
+    return sim_RC < cut(sim_RC, place_R).value_R.unsqueeze(1)

@@ -1,0 +1,120 @@
+"""CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two views, in the form of Wu et al.,
+Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, section 2: the sum of two losses of
+instance discrimination (their equation 3) with the banks swapped.
+
+Dimension key: V views, B batch, D embedding of one part, N data set, K drawn candidates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk.actions import Action
+from kinfolk.detectors.base import Detector
+from kinfolk.frameworks.base import Framework
+from kinfolk.models.heads import embedding_size
+from kinfolk.objectives import NTXent, Objective
+from kinfolk.pairs import Pairs
+from kinfolk.stores import Bank
+from kinfolk.stores.draw import Draw
+
+
+class CMC(Framework):
+    """The lightness of a picture against a bank of colours, and its colours against a bank of lightness.
+
+        loss = Σ_{(x, Y) = (L, bank of ab), (ab, bank of L)} mean_i l_i(x, Y)
+        l_i(x, Y) = −x_i·Y_i / t + log( exp(x_i·Y_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(x_i·Y_j / t) )
+
+    x_i is the unit-norm embedding of part x of sample i, Y the other part's bank, of before the step; then both parts of all ranks are
+    written to their banks, in training, and only if the loss is finite. The own entry is the positive and never a negative. One view is
+    augmented in RGB and converted to CIE Lab; its two parts are the views that are contrasted. The detector is copied: each direction
+    has its own, with state of its own.
+
+    Args:
+        encoder, head: (B, 3, H, W) → (B, F) → (B, 2D), of which the first half speaks of L and the second of ab: a `SplitEncoder` with
+            channels (1, 2) and a `SplitHead`. Evaluated and exported are the joined features of both.
+        num_samples: N.
+        num_negatives: K entries drawn anew at random in every step, without replacement, the same of both banks; the whole banks
+            where they hold no more, or with None.
+        bank_momentum: m of both banks, see `Bank`; 0 overwrites.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+
+    State: both banks, the draw, and both detectors'.
+
+    Deviates from the paper in: InfoNCE over the drawn entries, where the first paper's code estimates by noise contrast; the draw is shared
+    by the batch, as in `IR`.
+    """
+
+    paper: ClassVar[str] = "Tian et al., ECCV 2020"
+    needs: ClassVar[str] = "coloured pictures; two encoders, two vectors per sample"
+    num_views: ClassVar[int] = 1
+    channels: ClassVar[tuple[int, ...]] = (1, 2)
+    view_options: ClassVar[Mapping[str, object]] = {"space": "lab"}
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        num_samples: int,
+        num_negatives: int | None = 4096,
+        bank_momentum: float = 0.5,
+        temperature: float = 0.07,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        kin_weight: float = 0.5,
+        block_rows: int | None = None,
+    ) -> None:
+        second = copy.deepcopy(detector)
+        light, colour = (
+            NTXent(temperature, each, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight) for each in (detector, second)
+        )
+        super().__init__(encoder, head, light)
+        size = embedding_size(encoder, head)
+        if size % 2:
+            raise ValueError(f"`head` (={size} outputs) must give an even number: half of them speak of lightness, half of colour")
+        self.colour_objective = colour
+        self.light_bank, self.colour_bank = (Bank(num_samples, size // 2, bank_momentum, seed) for seed in (0, 1))
+        self.draw = Draw(num_samples, num_negatives)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.objective, self.colour_objective
+
+    @property
+    def known_features(self) -> Tensor:
+        return _joined(self.light_bank.features, self.colour_bank.features)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 2D) both parts' unit-norm embeddings, joined, of unit norm together."""
+        light, colour = (F.normalize(part, dim=-1) for part in self.head(self.features(images)).chunk(2, -1))
+        return _joined(light, colour)
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        ids = ids.to(views.device, torch.int64)
+        light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
+        chosen = self.draw.ids()
+        loss = self._against(self.objective, light, self.colour_bank, ids, chosen)
+        loss = loss + self._against(self.colour_objective, colour, self.light_bank, ids, chosen)
+        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
+            self.light_bank.write(ids, light)
+            self.colour_bank.write(ids, colour)
+            self.draw.advance()
+        return loss
+
+    def _against(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor) -> Tensor:
+        """One direction: `z` (B, D) against the entries `chosen` (K,) of the other part's bank."""
+        candidates = bank.features if self.draw.everything else bank.features[chosen]
+        return objective.on(Pairs(z, candidates, bank.read(ids).unsqueeze(1), ids, chosen))
+
+
+def _joined(light: Tensor, colour: Tensor) -> Tensor:
+    """Two unit-norm parts as one vector of unit norm: its cosine is the mean of the parts'."""
+    return torch.cat((light, colour), -1) / math.sqrt(2)
