@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from kinfolk.api import train as train
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
+    from kinfolk.detectors import Cave as Cave
     from kinfolk.detectors import GloFND as GloFND
     from kinfolk.detectors import Neighbours as Neighbours
     from kinfolk.detectors import Oracle as Oracle
+    from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
     from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
@@ -23,6 +25,7 @@ __version__ = "0.1.0"
 
 # A name is loaded when it is first asked for: the losses need only torch, `train` also Lightning, and `kinfolk --help` neither.
 _HOME = {
+    "Cave": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
     "GloFND": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",
@@ -31,6 +34,7 @@ _HOME = {
     "Neighbours": "kinfolk.detectors",
     "Oracle": "kinfolk.detectors",
     "Pairs": "kinfolk.pairs",
+    "Ring": "kinfolk.detectors",
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",

@@ -13,8 +13,12 @@ from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.method import Context, Method, build, detector_arguments, framework_arguments, parse
 
 NUM_SAMPLES = 24
-REQUIRED: dict[str, dict[str, Any]] = {"glofnd": {"alpha": 0.1}, "fnc": {"top_k": 2}}
-SMALL: dict[str, dict[str, Any]] = {"moco": {"queue_size": 10}, "ir": {"num_negatives": 20, "bank_momentum": 0.0}}
+REQUIRED: dict[str, dict[str, Any]] = {"glofnd": {"alpha": 0.1}, "fnc": {"top_k": 2}, "cave": {"num_clusters": 3}}
+SMALL: dict[str, dict[str, Any]] = {
+    "moco": {"queue_size": 10},
+    "ir": {"num_negatives": 20, "bank_momentum": 0.0},
+    "pcl": {"queue_size": 10},
+}
 """What a framework needs for a data set of 24 samples; a queue that the batch does not divide."""
 METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]
 

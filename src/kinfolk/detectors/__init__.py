@@ -1,14 +1,24 @@
 """Who is kin."""
 
 from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
 from kinfolk.detectors.ifnd import IFND
 from kinfolk.detectors.neighbours import Neighbours
 from kinfolk.detectors.oracle import Oracle
+from kinfolk.detectors.ring import Ring
 from kinfolk.detectors.start_at import StartAt
 
-DETECTORS: dict[str, type[Detector]] = {"oracle": Oracle, "fnc": FNC, "glofnd": GloFND, "ifnd": IFND, "neighbours": Neighbours}
+DETECTORS: dict[str, type[Detector]] = {
+    "oracle": Oracle,
+    "fnc": FNC,
+    "glofnd": GloFND,
+    "ifnd": IFND,
+    "neighbours": Neighbours,
+    "ring": Ring,
+    "cave": Cave,
+}
 """The names of the method grammar."""
 
-__all__ = ["DETECTORS", "FNC", "IFND", "Detector", "Found", "GloFND", "Neighbours", "Oracle", "StartAt"]
+__all__ = ["DETECTORS", "FNC", "IFND", "Cave", "Detector", "Found", "GloFND", "Neighbours", "Oracle", "Ring", "StartAt"]

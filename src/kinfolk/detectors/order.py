@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.pairs import Places
-
 _SMALL, _SAMPLED, _DEVIATIONS = 4096, 2048, 3.0
 _RUN = 16  # neighbours are read together: 64 bytes of float32
 
@@ -65,18 +63,6 @@ def sampled(sim_RC: Tensor, most: int, turn: int = 0) -> Tensor:
     return sim_RC[:, : num_runs * step].unflatten(1, (num_runs, step))[:, :, first : first + _RUN].flatten(1)
 
 
-def tied(sim_RC: Tensor, value_R: Tensor, row: int) -> Tensor:
-    """The columns of one row that hold its value, in their order."""
-    return (sim_RC[row] == value_R[row]).nonzero()[:, 0]
-
-
-def joined(rows: list[tuple[int, Tensor]], like: Tensor) -> Places:
-    """Columns of several rows as places."""
-    row_M = [torch.full_like(columns, row) for row, columns in rows]
-    empty = torch.zeros(0, dtype=torch.int64, device=like.device)
-    return torch.cat([empty, *row_M]), torch.cat([empty, *(columns for _, columns in rows)])
-
-
 def _at_once(sim_RC: Tensor, place_R: Tensor) -> Cut:
     """For few columns or few rows."""
     if len(sim_RC) and bool((place_R == place_R[0]).all()):
@@ -88,7 +74,7 @@ def _at_once(sim_RC: Tensor, place_R: Tensor) -> Cut:
 
 
 def _bracket(sim_RC: Tensor, place_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(R,), (R,) two values between which the wanted entries most likely lie. Rows want much the same place, so one pair of ranks serves."""
+    """(R,), (R,) two values between which the wanted entries most likely lie. Rows want much the same place: one pair of ranks will do."""
     sample_RS = sampled(sim_RC, _SAMPLED)
     num_sampled, bounds = sample_RS.shape[1], []
     for place, sign in ((int(place_R.min()), -1), (int(place_R.max()), 1)):

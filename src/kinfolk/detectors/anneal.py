@@ -1,0 +1,96 @@
+"""How the lower bound of a ring rises during training: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual
+Representations, ICLR 2021, section 4 and appendix E.
+
+From ℓ₀ = `start` to ℓ = `final`, so that the share of the negatives above the bound falls (in the paper from 100 % to 10 %). After e of E
+epochs:
+
+    linear  ℓ₀ + (ℓ − ℓ₀) min(1, e / E)
+    step    ℓ₀ + (ℓ − ℓ₀) min(1, ⌊J e / E⌋ / J)                in J jumps
+    knn     once an epoch: up by (ℓ − ℓ₀) / E if the accuracy has risen, else down by as much
+    loss    every step: up by (ℓ − ℓ₀) / (E T) if the loss is below its running mean, else down by as much; T steps make an epoch
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kinfolk.stores.exact import Exact
+
+Policy = Literal["none", "linear", "step", "knn", "loss"]
+_MEMORY = 0.99
+"""Of the running mean of the loss: two losses in a row differ by the draw of their batches, which says nothing of a trend."""
+
+
+class Anneal(Exact):
+    """The lower bound as it stands.
+
+    Args:
+        policy: "none" (`final` from the first step), "linear", "step", "knn" or "loss".
+        start, final: ℓ₀ and ℓ.
+        epochs: E; None: a third of the training, as in the paper (100 of 300).
+        jumps: J.
+
+    State: `lower`; the last accuracy or the running mean of the loss; for "loss" the steps of this epoch and of the one before, by which
+    T is known: the bound stays at ℓ₀ in the first epoch.
+    """
+
+    lower: Tensor
+    reference: Tensor
+    counted: Tensor
+
+    def __init__(self, policy: Policy, start: float, final: float, epochs: int | None, jumps: int) -> None:
+        super().__init__()
+        if policy not in get_args(Policy):
+            raise ValueError(f"`anneal` (={policy!r}) must be one of {', '.join(get_args(Policy))}")
+        if not 0 <= start <= final:
+            raise ValueError(f"`start_lower` (={start}) must be in [0, {final}]: it rises to `lower`")
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"`anneal_epochs` (={epochs}) must be at least 1")
+        if jumps < 1:
+            raise ValueError(f"`anneal_jumps` (={jumps}) must be at least 1")
+        self.policy, self.start, self.final, self.epochs, self.jumps = policy, start, final, epochs, jumps
+        self.num_epochs = 1
+        self.register_buffer("lower", torch.tensor(final if policy == "none" else start, dtype=torch.float64))
+        self.register_buffer("reference", torch.tensor(math.nan, dtype=torch.float64))
+        self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))  # the epoch, its steps so far, the steps of the one before
+
+    @property
+    def hears(self) -> frozenset[str]:
+        """What it is to be told."""
+        return frozenset({self.policy}) & {"knn", "loss"}
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        """Tells where the training is; the first two policies know no more."""
+        self.num_epochs = num_epochs
+        if self.policy in ("linear", "step"):
+            done = min(1.0, epoch / self._length())
+            self._set(done if self.policy == "linear" else math.floor(done * self.jumps + 1e-9) / self.jumps)
+        if self.policy == "loss" and epoch != int(self.counted[0]):
+            self.counted.copy_(torch.stack((torch.full_like(self.counted[0], epoch), self.counted[0] * 0, self.counted[1])))
+
+    def hear(self, value: float) -> None:
+        """The accuracy of an epoch, or the loss of a step."""
+        last = float(self.reference)
+        if self.policy == "knn":
+            self.reference.fill_(value)
+            self._move(value > last, 1, math.isnan(last))
+            return
+        self.reference.fill_(value if math.isnan(last) else _MEMORY * last + (1 - _MEMORY) * value)
+        self.counted[1] += 1
+        self._move(value < last, int(self.counted[2]), not self.counted[2])
+
+    def _move(self, better: bool, per_epoch: int, wait: bool) -> None:
+        if not wait:
+            share = (1 if better else -1) / (self._length() * per_epoch)
+            now = float(self.lower) + share * (self.final - self.start)
+            self.lower.fill_(min(max(now, self.start), self.final))
+
+    def _set(self, share: float) -> None:
+        self.lower.fill_(self.final if share == 1 else self.start + share * (self.final - self.start))
+
+    def _length(self) -> int:
+        return max(1, round(self.num_epochs / 3)) if self.epochs is None else self.epochs

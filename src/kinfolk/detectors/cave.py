@@ -1,0 +1,75 @@
+"""Cave: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, appendix F.
+
+Dimension key: R rows of a block, C candidates, N data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.members import member, refreshed_by
+from kinfolk.pairs import Block, Roles
+
+
+class Cave(Detector):
+    """Negatives are only the candidates of the anchor's own k-means cluster; nobody is kin.
+
+    An anchor whose cluster holds no other candidate keeps all its negatives. Before the first clustering everybody does.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+        num_clusters: K, below N.
+        every: epochs between two clusterings.
+        seed: of the clusterings.
+
+    State: the cluster of every sample, and the centroids.
+
+    Example:
+        >>> detector = Cave(num_samples=4, num_clusters=2)
+        >>> detector.refresh(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), progress=0.0)
+        >>> (detector.clusters.labels[0, 0] == detector.clusters.labels[0, 1]).item()
+        True
+    """
+
+    paper: ClassVar[str] = "Wu et al., ICLR 2021, appendix F"
+    needs: ClassVar[str] = "num_clusters"
+    addresses: ClassVar[bool] = True
+
+    def __init__(self, num_samples: int, num_clusters: int, every: int = 1, seed: int = 0) -> None:
+        super().__init__()
+        if num_samples < 2:
+            raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
+        if every < 1:
+            raise ValueError(f"`every` (={every}) must be at least 1")
+        self.num_samples, self.every = num_samples, every
+        self.clusters = ClusterLabels(num_samples, None, (num_clusters,), seed=seed)
+
+    @classmethod
+    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        return {"num_clusters": 100}
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        if not self.clusters.refreshed:
+            return Found((Roles(),))
+        member_RC = member(self.clusters, block)
+        alone_R1 = ~member_RC.any(1, keepdim=True)
+        return Found((Roles(drop_RC=member_RC.logical_or_(alone_R1).logical_not_()),))
+
+    def due(self, epoch: int) -> bool:
+        return epoch % self.every == 0
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        refreshed_by(self.clusters, features)
+
+    def __repr__(self) -> str:
+        more = "".join(
+            f", {name}={value}" for name, value, usual in (("every", self.every, 1), ("seed", self.clusters.seed, 0)) if value != usual
+        )
+        return f"Cave(num_samples={self.num_samples}, num_clusters={self.clusters.num_clusters[0]}{more})"

@@ -1,0 +1,172 @@
+"""Ring: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, section 4, algorithm 1.
+
+Dimension key: R rows of a block, C candidates, b samples of the block, N data set, L levels of clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.detectors.anneal import Anneal, Policy
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.boundaries import Boundaries
+from kinfolk.detectors.members import member, refreshed_by
+from kinfolk.detectors.ring_shape import Shape, bounded, drawn, exact
+from kinfolk.pairs import Block, Roles
+
+Bounds = Literal["exact", "learned"]
+
+
+class Ring(Detector):
+    """Negatives are the candidates that are neither too far from the anchor nor too close to it.
+
+    The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its negatives. Those from ⌊upper·n⌋ on, too
+    close, are kin; those before ⌊lower·n⌋ are left out whatever the action. `Ring(0, 1)` is the loss without a detector, bit for bit.
+    An anchor keeps at least one negative: the closest of those not kin, or the farthest kin where the ring is empty.
+
+    Args:
+        lower, upper: ω_ℓ < ω_u, shares in [0, 1].
+        num_samples: N, for learned bounds and clusters.
+        draw: so many negatives, drawn anew for each anchor and step from its ring without replacement (as IR does); None: the whole ring.
+            From torch's global generator. In `eval()` the ring is taken whole.
+        anneal: how `lower` rises from `start_lower`: "none", "linear", "step", "knn" or "loss"; see `anneal.py`.
+        start_lower: where it begins.
+        anneal_epochs: over how many epochs; None: a third of the training.
+        anneal_jumps: of "step".
+        boundaries: "exact": order statistics of each row. "learned": two thresholds per sample, learned from at most 4,096 candidates
+            a visit; see `boundaries.py`. Ids are then needed.
+        num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of any of several clusterings), wherever
+            they lie; what is too close is left out. Meant to be attracted. None: no clusters.
+        every: epochs between two clusterings.
+        seed: of the clusterings.
+
+    State: the annealed `lower`, the learned thresholds, the clusters.
+
+    Deviates from the paper in: the default of `anneal_epochs`, which is 100 there (of 300); the loss policy compares with the running
+    mean of the loss, not with the step before.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Ring(lower=0.5, upper=0.9))
+        >>> loss_fn(torch.eye(8), torch.eye(8)).isfinite().item()
+        True
+    """
+
+    paper: ClassVar[str] = "Wu et al., ICLR 2021"
+    needs: ClassVar[str] = "lower, upper"
+    variants: ClassVar[Mapping[str, Mapping[str, object]]] = {"learned": {"boundaries": "learned"}}
+
+    def __init__(
+        self,
+        lower: float,
+        upper: float,
+        num_samples: int | None = None,
+        draw: int | None = None,
+        anneal: Policy = "none",
+        start_lower: float = 0.0,
+        anneal_epochs: int | None = None,
+        anneal_jumps: int = 4,
+        boundaries: Bounds = "exact",
+        num_clusters: int | tuple[int, ...] | None = None,
+        every: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, share in (("lower", lower), ("upper", upper)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
+        if not lower < upper:
+            raise ValueError(f"`lower` (={lower}) must be below `upper` (={upper})")
+        if draw is not None and draw < 1:
+            raise ValueError(f"`draw` (={draw}) must be at least 1")
+        if boundaries not in get_args(Bounds):
+            raise ValueError(f"`boundaries` (={boundaries!r}) must be one of {', '.join(get_args(Bounds))}")
+        if num_samples is None and (boundaries == "learned" or num_clusters is not None):
+            raise ValueError("`num_samples` must be given for learned boundaries and for clusters: they are kept by sample id")
+        if every < 1:
+            raise ValueError(f"`every` (={every}) must be at least 1")
+        self.upper, self.num_samples, self.draw, self.every = upper, num_samples, draw, every
+        self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
+        self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
+        levels = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
+        self.clusters = None if levels is None else ClusterLabels(num_samples or 0, None, tuple(levels), seed=seed)
+
+    @classmethod
+    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        return {"lower": 0.9, "upper": 0.99, "anneal": "linear"}
+
+    @property
+    def lower(self) -> float:
+        """The lower share as it stands."""
+        return float(self.anneal.lower)
+
+    @property
+    def addresses(self) -> bool:  # type: ignore[override]
+        return self.boundaries is not None or self.clusters is not None
+
+    @property
+    def hears(self) -> frozenset[str]:  # type: ignore[override]
+        return self.anneal.hears
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        lower, update = self.lower, dict[str, Tensor]()
+        if self.boundaries is None:
+            shape = exact(block, lower, self.upper)
+        else:
+            update = self.boundaries.learned(block, lower, self.upper) if self.training else self.boundaries.read(block)
+            shape = bounded(block, update["lower_level"], update["upper_level"])
+        return Found((self._roles(block, shape),), update if self.training else {})
+
+    def _roles(self, block: Block, shape: Shape) -> Roles:
+        draw = self.draw if self.training else None
+        if draw is None and self.clusters is None:
+            return Roles(kin=shape.above, drop_below_R=shape.level_R, drop=shape.below)
+        ring_RC = shape.inside(block)
+        kept_RC = ring_RC if draw is None else drawn(ring_RC, draw)
+        if self.clusters is None:
+            if shape.above is not None:
+                kept_RC[shape.above] = True
+            return Roles(kin=shape.above, drop_RC=kept_RC.logical_not_())
+        kin_RC = member(self.clusters, block)
+        bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nobody is left out
+        return Roles(kin_RC=kin_RC, drop_RC=~(kept_RC | kin_RC | bare_R1))
+
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+        if self.boundaries is not None:
+            self.boundaries.observe(ids, update)
+
+    def hear(self, name: str, value: float) -> None:
+        self.anneal.hear(value)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.anneal.set_progress(epoch, num_epochs)
+
+    def due(self, epoch: int) -> bool:
+        return self.clusters is not None and epoch % self.every == 0
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        refreshed_by(self.clusters, features)
+
+    def __repr__(self) -> str:
+        shown: dict[str, object] = {"lower": self.anneal.final, "upper": self.upper}
+        others = {
+            "num_samples": (self.num_samples, None),
+            "draw": (self.draw, None),
+            "anneal": (self.anneal.policy, "none"),
+            "start_lower": (self.anneal.start, 0.0),
+            "anneal_epochs": (self.anneal.epochs, None),
+            "anneal_jumps": (self.anneal.jumps, 4),
+            "boundaries": ("exact" if self.boundaries is None else "learned", "exact"),
+            "num_clusters": (None if self.clusters is None else self.clusters.num_clusters, None),
+            "every": (self.every, 1),
+            "seed": (0 if self.clusters is None else self.clusters.seed, 0),
+        }
+        shown |= {name: value for name, (value, default) in others.items() if value != default}
+        return f"Ring({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -1,0 +1,109 @@
+"""The ring of each anchor in one block: what is too far, what is too close, and a draw from what is between.
+
+Dimension key: R rows of a block, C candidates, M places, W widest ring, K drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk.detectors.order import Cut, cut
+from kinfolk.detectors.peaks import Peaks
+from kinfolk.pairs import Block, Places
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Too far is what lies below `level_R`, and the places `below`; too close are the places `above`. None: nobody."""
+
+    level_R: Tensor | None = None
+    below: Places | None = None
+    above: Places | None = None
+
+    def inside(self, block: Block) -> Tensor:
+        """(R, C) True in the ring."""
+        inside_RC = block.sim_RC > -torch.inf
+        if self.level_R is not None:
+            inside_RC &= block.sim_RC >= self.level_R.unsqueeze(1)
+            bare_R = ~inside_RC.any(1) & (block.num_negatives_R > 0)  # a learned level above everybody: the most similar stay
+            inside_RC[bare_R] = block.sim_RC[bare_R] == block.sim_RC[bare_R].amax(1, keepdim=True)
+        for places in (self.below, self.above):
+            if places is not None:
+                inside_RC[places] = False
+        return inside_RC
+
+
+def exact(block: Block, lower: float, upper: float) -> Shape:
+    """⌊lower·n⌋ of each row's n negatives too far, those from ⌊upper·n⌋ on too close. Among equals, the first columns count as farther."""
+    n_R = block.num_negatives_R
+    first_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
+    last_R = index(upper, n_R)
+    own_R = block.sim_RC.shape[1] - n_R
+    level_R, below, above = None, None, None
+    if (first_R > 0).any():
+        found = cut(block.sim_RC, (own_R + first_R).clamp(max=block.sim_RC.shape[1] - 1))
+        level_R = found.value_R.masked_fill(first_R == 0, -torch.inf)
+        below = _equals(block.sim_RC, found, (own_R + first_R - found.below_R) * (first_R > 0))
+    if (last_R < n_R).any():
+        found = cut(block.sim_RC, (own_R + last_R).clamp(max=block.sim_RC.shape[1] - 1))
+        floor_R = torch.nextafter(found.value_R, torch.full_like(found.value_R, -torch.inf))  # not below the value is above this
+        floor_R = floor_R.masked_fill(last_R == n_R, torch.inf)
+        above = Peaks.above(block.sim_RC, floor_R).places(floor_R)
+        kept = _equals(block.sim_RC, found, (own_R + last_R - found.below_R) * (last_R < n_R))
+        above = above if kept is None else _without(above, kept, block.sim_RC.shape[1])
+    return Shape(level_R, below, above)
+
+
+def bounded(block: Block, lower_b: Tensor, upper_b: Tensor) -> Shape:
+    """Below one threshold too far, above the other too close."""
+    upper_R = upper_b.to(block.sim_RC.dtype).repeat_interleave(block.num_views)
+    lower_R = torch.minimum(lower_b.to(block.sim_RC.dtype).repeat_interleave(block.num_views), upper_R)
+    far, close = bool((lower_R > -torch.inf).any()), bool((upper_R < torch.inf).any())
+    above = Peaks.above(block.sim_RC, upper_R).places(upper_R) if close else None
+    return Shape(lower_R if far else None, None, above)
+
+
+def index(share: float, n_R: Tensor) -> Tensor:
+    """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100 is 28.999999999999996 in floating point, but counts as 29.
+
+    A product that falls short of a whole number by less than 10⁻¹² of itself is that number.
+
+    Example:
+        >>> index(0.29, torch.tensor([100, 99]))
+        tensor([29, 28])
+    """
+    return torch.minimum((n_R.double() * share * (1 + 1e-12)).floor().long(), n_R)
+
+
+def drawn(ring_RC: Tensor, number: int) -> Tensor:
+    """(R, C) True at `number` places of each row, drawn from its True ones without replacement; at all of them where there are no more."""
+    row_M, col_M = ring_RC.nonzero(as_tuple=True)
+    count_R = torch.bincount(row_M, minlength=len(ring_RC))
+    widest = int(count_R.max()) if len(count_R) else 0
+    if widest <= number:
+        return ring_RC
+    key_RW = torch.rand(len(ring_RC), widest, device=ring_RC.device)
+    key_RW.masked_fill_(torch.arange(widest, device=ring_RC.device) >= count_R.unsqueeze(1), 2.0)
+    within_RK = key_RW.topk(number, dim=1, largest=False, sorted=False).indices
+    row_D, k_D = (within_RK < count_R.unsqueeze(1)).nonzero(as_tuple=True)
+    start_R = count_R.cumsum(0) - count_R
+    kept_RC = torch.zeros_like(ring_RC)
+    kept_RC[row_D, col_M[start_R[row_D] + within_RK[row_D, k_D]]] = True
+    return kept_RC
+
+
+def _equals(sim_RC: Tensor, found: Cut, number_R: Tensor) -> Places | None:
+    """The first `number_R` columns that hold the row's value. Rare, so rows are looked at one by one."""
+    rows = (number_R > 0).nonzero()[:, 0].tolist()
+    if not rows:
+        return None
+    columns = [(sim_RC[row] == found.value_R[row]).nonzero()[: int(number_R[row]), 0] for row in rows]
+    return torch.cat([torch.full_like(each, row) for row, each in zip(rows, columns, strict=True)]), torch.cat(columns)
+
+
+def _without(places: Places, others: Places, num_columns: int) -> Places:
+    left_M = ~torch.isin(places[0] * num_columns + places[1], others[0] * num_columns + others[1])
+    return places[0][left_M], places[1][left_M]
