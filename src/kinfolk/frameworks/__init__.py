@@ -5,10 +5,19 @@ from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
 from kinfolk.frameworks.la import LA
 from kinfolk.frameworks.moco import MoCo
+from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.simclr import SimCLR
 from kinfolk.frameworks.sogclr import SogCLRFramework
 
-FRAMEWORKS: dict[str, type[Framework]] = {"simclr": SimCLR, "sogclr": SogCLRFramework, "moco": MoCo, "ir": IR, "cmc": CMC, "la": LA}
+FRAMEWORKS: dict[str, type[Framework]] = {
+    "simclr": SimCLR,
+    "sogclr": SogCLRFramework,
+    "moco": MoCo,
+    "ir": IR,
+    "pcl": PCL,
+    "cmc": CMC,
+    "la": LA,
+}
 """The names of the method grammar."""
 
-__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]
+__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "PCL", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]

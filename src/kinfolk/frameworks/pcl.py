@@ -1,0 +1,199 @@
+"""PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equations 11 and 12.
+
+Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototypes of a level.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk import distributed
+from kinfolk.actions import Action
+from kinfolk.detectors.base import Detector, Space
+from kinfolk.errors import KinfolkWarning
+from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.momentum import MomentumCopy
+from kinfolk.frameworks.prototypes import Confidence, Prototypes, Schedule, rate_at
+from kinfolk.models.heads import embedding_size
+from kinfolk.objectives import NTXent
+from kinfolk.objectives.proto_nce import proto_nce
+from kinfolk.pairs import Pairs, two_views
+from kinfolk.stores import Queue
+
+
+class PCL(Framework):
+    """InfoNCE, and beside it each anchor against the prototypes of all samples, which are clustered anew every epoch.
+
+        loss_i = InfoNCE_i + mean over levels of −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
+
+    c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of prototype j, scaled to the mean
+    `temperature`. InfoNCE is MoCo's: the first view's query against a queue of keys of a momentum encoder, which also makes the embeddings
+    that are clustered. With `queue_size=0` it is SimCLR's: both views are anchors, the batch holds the negatives, and there is no
+    momentum encoder, as in IFND's comparison (its appendix E). Detector and action concern InfoNCE alone.
+
+    Args:
+        encoder, head: see `Framework`.
+        num_samples: N.
+        num_clusters: prototypes of each level; None: 2, 4 and 8 % of the samples, the paper's proportions.
+        warmup_epochs: with InfoNCE alone.
+        every: epochs between two clusterings.
+        queue_size, momentum: see `MoCo`; a queue of 0: batch negatives.
+        temperature: of InfoNCE, and mean of the prototypes'.
+        num_prototypes: negative prototypes drawn at each step and level; None: all.
+        alpha, clip: of the concentration; see `concentration`.
+        schedule, final_rate, confidence: which pseudo-labels are used: `final_rate` of them after the warm-up ("step" and "constant"), or
+            a share growing with the training to that ("linear"), the most confident ones (see `Prototypes`). A sample that is not
+            accepted has no prototype term. The paper uses all, after a warm-up.
+        warm_start, cluster_seed: of the k-means; see `ClusterLabels`.
+        detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+
+    State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
+
+    Deviates from the published code in: all prototypes are negatives by default, where it draws as many as the queue has places; drawn
+    ones are the same for all anchors of a step, and the prototypes of other anchors are not added to them; k-means runs once per level,
+    with a warm start; see `MoCo` for the queue.
+    """
+
+    paper: ClassVar[str] = "Li et al., ICLR 2021"
+    needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        num_samples: int,
+        num_clusters: tuple[int, ...] | None = None,
+        warmup_epochs: int = 20,
+        every: int = 1,
+        queue_size: int = 16384,
+        momentum: float = 0.999,
+        temperature: float = 0.2,
+        num_prototypes: int | None = None,
+        alpha: float = 10.0,
+        clip: float = 0.1,
+        schedule: Schedule = "step",
+        final_rate: float = 1.0,
+        confidence: Confidence = "cluster",
+        warm_start: bool = True,
+        cluster_seed: int = 0,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        kin_weight: float = 0.5,
+        block_rows: int | None = None,
+    ) -> None:
+        super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        _check(num_samples, warmup_epochs, every, queue_size, num_prototypes, schedule, final_rate, detector)
+        chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else tuple(num_clusters)
+        self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
+        self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
+        dim = embedding_size(encoder, head)
+        self.slow = MomentumCopy(encoder, head, momentum) if queue_size else None
+        self.queue = Queue(queue_size, dim) if queue_size else None
+        self.prototypes = Prototypes(
+            num_samples,
+            dim,
+            chosen,
+            temperature=temperature,
+            alpha=alpha,
+            clip=clip,
+            confidence=confidence,
+            warm_start=warm_start,
+            seed=cluster_seed,
+        )
+        self.draws: Tensor
+        self.register_buffer("draws", torch.tensor(0))
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        ids = ids.to(views.device, torch.int64)
+        if self.slow is None or self.queue is None:
+            z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)
+            anchors, loss = torch.cat((z1, z2)), self.objective.on(two_views(z1, z2, ids))
+            return loss + self._prototype_term(anchors, torch.cat((ids, ids)))
+        queries: Tensor = self.head(self.encoder(views[0]))
+        keys = F.normalize(self.slow(views[1]).to(self.queue.features.dtype), dim=1)
+        candidates, candidate_ids = self.queue.entries() if len(self.queue) else distributed.joined(keys, ids)
+        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids))
+        loss = loss + self._prototype_term(queries, ids)
+        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
+            self.queue.push(keys, ids)
+        return loss
+
+    def _prototype_term(self, anchors: Tensor, ids: Tensor) -> Tensor:
+        if not self.prototypes.ready or self.epoch < self.warmup_epochs:
+            return anchors.new_zeros(())
+        levels, number = self.prototypes.of(ids), self.num_prototypes
+        if number is None:
+            return proto_nce(anchors, levels)
+        draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # the same on all ranks and on resume
+        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device) for _, phi, _ in levels]
+        if self.training:
+            self.draws.add_(1)
+        return proto_nce(anchors, levels, drawn)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) what is clustered: the momentum encoder's embedding, where there is one."""
+        return super().embed(images) if self.slow is None else F.normalize(self.slow(images), dim=-1)
+
+    def after_step(self) -> None:
+        if self.slow is not None:
+            self.slow.follow(self.encoder, self.head)
+
+    @property
+    def space(self) -> Space:
+        return "projected"
+
+    def due(self, epoch: int) -> bool:
+        return self._clusters(epoch) or super().due(epoch)
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        assert features is not None, "a detector that collects its own is refused"
+        for detector in self.detectors:
+            if detector.due(self.epoch):
+                detector.refresh(features, progress)
+        if self._clusters(self.epoch):
+            self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress))
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.epoch = epoch
+
+    def _clusters(self, epoch: int) -> bool:
+        return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0
+
+
+def _check(
+    num_samples: int,
+    warmup_epochs: int,
+    every: int,
+    queue_size: int,
+    num_prototypes: int | None,
+    schedule: Schedule,
+    final_rate: float,
+    detector: Detector | None,
+) -> None:
+    for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
+        if value < least:
+            raise ValueError(f"`{name}` (={value}) must be at least {least}")
+    if queue_size >= num_samples:
+        warnings.warn(
+            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several keys of "
+            "one sample, some older than an epoch; choose a smaller queue",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+    if num_prototypes is not None and num_prototypes < 1:
+        raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
+    if schedule not in ("step", "linear", "constant"):
+        raise ValueError(f"`schedule` (={schedule!r}) must be 'step', 'linear' or 'constant'")
+    if not 0 <= final_rate <= 1:
+        raise ValueError(f"`final_rate` (={final_rate}) must be in [0, 1]")
+    if detector is not None and (detector.space != "projected" or detector.collects):
+        raise ValueError(
+            "`detector` must go by the projected embeddings of the same pass as the prototypes: leave its `space` and `source`"
+        )

@@ -1,0 +1,119 @@
+"""The prototypes of PCL: clusters of all samples at several granularities, how concentrated each is, and who is held to belong to his.
+
+Dimension key: N samples, D embedding, K clusters of a level, L levels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.clustering import ClusterLabels
+from kinfolk.clustering.concentration import concentration
+from kinfolk.stores.exact import Exact
+
+Confidence = Literal["cluster", "sample"]
+Schedule = Literal["step", "linear", "constant"]
+
+
+class Prototypes(Exact):
+    """Clusters with their concentrations, refreshed as a whole; the same on all ranks.
+
+    Args:
+        num_samples, dim: N, D.
+        num_clusters: of each level.
+        temperature: mean concentration of a level.
+        alpha, clip: see `concentration`.
+        confidence: by what samples are accepted where not all are. "cluster": all members of the most concentrated clusters first (PCL);
+            "sample": softmax over the prototypes of cos / `temperature`, at the sample's own (IFND, equation 2).
+        warm_start, seed: see `ClusterLabels`.
+
+    State: the clusters', `concentration` (ΣK,), `accepted` (L, N).
+    """
+
+    concentration: Tensor
+    accepted: Tensor
+
+    def __init__(
+        self,
+        num_samples: int,
+        dim: int,
+        num_clusters: tuple[int, ...],
+        *,
+        temperature: float,
+        alpha: float,
+        clip: float,
+        confidence: Confidence,
+        warm_start: bool,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        if confidence not in ("cluster", "sample"):
+            raise ValueError(f"`confidence` (={confidence!r}) must be 'cluster' or 'sample'")
+        self.temperature, self.alpha, self.clip, self.confidence = temperature, alpha, clip, confidence
+        self.clusters = ClusterLabels(num_samples, dim, num_clusters, seed=seed, warm_start=warm_start)
+        self.register_buffer("concentration", torch.zeros(sum(num_clusters)))
+        self.register_buffer("accepted", torch.zeros(len(num_clusters), num_samples, dtype=torch.bool))
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are prototypes."""
+        return bool(self.clusters.refreshed)
+
+    @property
+    def labels(self) -> Tensor:
+        """(L, N) pseudo-labels; a sample that is not accepted has one of its own."""
+        own_N = max(self.clusters.num_clusters) + torch.arange(self.clusters.num_samples, device=self.accepted.device)
+        return self.clusters.labels.where(self.accepted, own_N)
+
+    def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids` (A,), −1 where not accepted, for each level."""
+        phi = self.concentration.split(self.clusters.num_clusters)
+        labels = self.clusters.labels[:, ids].where(self.accepted[:, ids], -1)
+        return [(self.clusters.level(level), phi[level], labels[level]) for level in range(len(phi))]
+
+    @torch.no_grad()
+    def refresh(self, features: Tensor, rate: float) -> None:
+        """Clusters (N, D) unit-norm embeddings, and accepts the share `rate` of the samples, the most confident, at each level."""
+        features = features.to(self.accepted.device)
+        self.clusters.refresh(features)
+        for level, (centroids_KD, phi_K, _) in enumerate(self.of(self.accepted.new_zeros(0, dtype=torch.int64))):
+            labels_N = self.clusters.labels[level]
+            phi_K.copy_(concentration(features, labels_N, centroids_KD, temperature=self.temperature, alpha=self.alpha, clip=self.clip))
+            by_cluster = self.confidence == "cluster"
+            confidence_N = -phi_K[labels_N] if by_cluster else _at_own(features, centroids_KD, labels_N, self.temperature)
+            self.accepted[level] = accept(confidence_N, rate)
+
+
+def accept(confidence: Tensor, rate: float) -> Tensor:
+    """(N,) True for the ⌊rate·N⌋ most confident; of equal ones those of lower id.
+
+    Example:
+        >>> accept(torch.tensor([0.1, 0.9, 0.5, 0.9]), 0.5)
+        tensor([False,  True, False,  True])
+    """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"`rate` (={rate}) must be in [0, 1]")
+    accepted_N = torch.zeros_like(confidence, dtype=torch.bool)
+    number = int(rate * len(confidence) + 1e-9)
+    accepted_N[confidence.argsort(descending=True, stable=True)[:number]] = True
+    return accepted_N
+
+
+def rate_at(schedule: Schedule, final_rate: float, progress: float) -> float:
+    """The share of pseudo-labels accepted: all of `final_rate` from the first clustering on (step, constant), or as much of it as there
+    is `progress` in [0, 1] (linear)."""
+    return final_rate * progress if schedule == "linear" else final_rate
+
+
+def _at_own(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float) -> Tensor:
+    """(N,) softmax over the centroids at the own one, in blocks of rows."""
+    unit_KD, step = F.normalize(centroids_KD, dim=1), max(1, 2**23 // len(centroids_KD))
+    found = [
+        (F.normalize(rows, dim=1) @ unit_KD.T / temperature).softmax(1).gather(1, own.unsqueeze(1)).squeeze(1)
+        for rows, own in zip(features_ND.split(step), labels_N.split(step), strict=True)
+    ]
+    return torch.cat(found)
