@@ -18,7 +18,7 @@ def sample_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tenso
     """(N,) κ_i = exp(z_i·c_{y_i} / t) / Σ_j exp(z_i·c_j / t): near to its own centroid and far from all others. Both of unit norm."""
     parts = []
     rows = max(1, _BLOCK_ELEMENTS // len(centroids_KD))
-    for features_RD, labels_R in zip(features_ND.split(rows), labels_N.split(rows), strict=True):
+    for features_RD, labels_R in zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True):
         logit_RK = (features_RD @ centroids_KD.T).div_(temperature)
         parts.append(torch.exp(logit_RK.gather(1, labels_R.unsqueeze(1)).squeeze(1) - logit_RK.logsumexp(1)))
     return torch.cat(parts)

@@ -1,0 +1,68 @@
+"""Confidence against loops over the papers' equations, and exact acceptance."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.clustering import confidence, kmeans
+from tests.reference import ifnd
+
+
+def clustered(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.nn.functional.normalize(torch.randn(50, 5, generator=torch.Generator().manual_seed(seed)), dim=1)
+    found = kmeans(x, 6, seed=0)
+    return x, found.centroids, found.labels
+
+
+@pytest.mark.parametrize("block", [1 << 22, 20])
+def test_confidence_of_a_sample(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confidence, "_BLOCK_ELEMENTS", block)
+    x, centroids, labels = clustered(0)
+    unit = torch.nn.functional.normalize(centroids, dim=1)
+    want = ifnd.confidence(x.double(), centroids.double(), labels.tolist(), 0.1)
+    torch.testing.assert_close(confidence.sample_confidence(x, unit, labels, 0.1), torch.tensor(want), rtol=1e-4, atol=1e-6)
+
+
+def test_a_cold_temperature_stays_finite() -> None:
+    x, centroids, labels = clustered(1)
+    got = confidence.sample_confidence(x, torch.nn.functional.normalize(centroids, dim=1), labels, 0.001)
+    assert got.isfinite().all()
+    assert (got <= 1).all()
+
+
+def test_concentration_of_a_cluster() -> None:
+    x, centroids, labels = clustered(2)
+    want = torch.tensor(ifnd.concentration(x, centroids, labels.tolist()))
+    low, high = want.quantile(torch.tensor([0.1, 0.9]))
+    phi = confidence.concentration(x, centroids, labels)
+    torch.testing.assert_close(phi, want.clamp(low, high))
+    order = confidence.cluster_confidence(x, centroids, labels)
+    assert order[labels == phi.argmin()].unique().item() == order.max()  # type: ignore[no-untyped-call]
+
+
+def test_lonely_empty_and_equal_clusters_have_finite_concentrations() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.9], [0.6, 0.8]])
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    centroids = torch.tensor([[1.0, 0.0], [0.0, 0.95], [0.6, 0.8], [5.0, 5.0]])
+    assert confidence.concentration(x, centroids, labels).isfinite().all()
+    assert confidence.cluster_confidence(x, centroids, labels).isfinite().all()
+    assert confidence.cluster_confidence(x[4:], centroids, labels[4:]).isfinite().all()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0])
+def test_acceptance_is_exact(rate: float) -> None:
+    values = torch.rand(40, generator=torch.Generator().manual_seed(0)).mul(8).round() / 8  # many ties
+    got = confidence.accepted(values, rate)
+    assert set(got.nonzero().flatten().tolist()) == ifnd.acceptance(values.tolist(), rate)
+    assert int(got.sum()) == round(rate * 40)
+
+
+def test_without_ties_the_least_accepted_is_above_the_most_refused() -> None:
+    values = torch.randn(101, generator=torch.Generator().manual_seed(1))
+    got = confidence.accepted(values, 0.4)
+    assert values[got].min() > values[~got].max()
+    assert math.isclose(got.float().mean().item(), 40 / 101, rel_tol=1e-6)

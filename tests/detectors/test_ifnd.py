@@ -1,0 +1,303 @@
+"""IFND: acceptance, kin as places, the losses of the paper, its identities, its state, and several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from kinfolk.actions import Action
+from kinfolk.detectors import IFND
+from kinfolk.detectors.ifnd import usual_clusters
+from kinfolk.objectives import NTXent, SogCLR
+from kinfolk.pairs import Block, Pairs
+from tests.detectors.blocks import block_of, mask, random_block
+from tests.reference import ifnd, losses
+
+N = 30
+
+
+def features(seed: int = 0, dim: int = 4, number: int = N) -> Tensor:
+    return torch.randn(number, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def made(progress: float | None = 0.6, **changed: Any) -> IFND:
+    detector = IFND(**{"num_samples": N, "num_clusters": (3, 7), **changed})
+    if progress is not None:
+        detector.refresh(features(), progress)
+    return detector
+
+
+def batch(seed: int = 1, size: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    z1, z2 = torch.randn(2, size, 5, dtype=torch.float64, generator=g)
+    return z1, z2, torch.randperm(N, generator=g)[:size]
+
+
+def labels_of(detector: IFND) -> list[list[int | None]]:
+    return [
+        [label if label < number else None for label in level.tolist()]
+        for level, number in zip(detector.labels, detector.num_clusters, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.1, 0.35, 1.0])
+def test_the_most_confident_are_accepted(progress: float) -> None:
+    detector = made(progress)
+    if progress == 0:
+        assert labels_of(detector) == [[None] * N] * 2
+        return
+    z = torch.nn.functional.normalize(features(), dim=1)
+    for level in range(2):
+        clusters = detector.clusters.labels[level].tolist()
+        want = ifnd.confidence(z, detector.clusters.level(level), clusters, 0.2)
+        torch.testing.assert_close(detector.confidence[level], torch.tensor(want), rtol=1e-4, atol=1e-5)
+        chosen = ifnd.acceptance(detector.confidence[level].tolist(), progress)
+        assert len(chosen) == round(progress * N)
+        assert labels_of(detector)[level] == [label if i in chosen else None for i, label in enumerate(clusters)]
+
+
+def test_a_sample_that_is_not_accepted_is_alone() -> None:
+    for level, number in zip(made(0.4).labels, (3, 7), strict=True):
+        alone = level[level >= number]
+        assert len(alone) == N - 12
+        assert len(set(alone.tolist())) == len(alone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        ({}, [0.0, 0.05, 0.5, 1.0]),
+        ({"final_rate": 0.5}, [0.0, 0.025, 0.25, 0.5]),
+        ({"schedule": "step"}, [0.0, 0.0, 1.0, 1.0]),
+        ({"schedule": "step", "step_at": 0.6}, [0.0, 0.0, 0.0, 1.0]),
+        ({"schedule": "constant", "final_rate": 0.7}, [0.7] * 4),
+    ],
+)
+def test_schedules(arguments: dict[str, Any], want: list[float]) -> None:
+    detector = made(None, **arguments)
+    assert [detector.rate(progress) for progress in (0.0, 0.05, 0.5, 1.0)] == want
+
+
+def test_when_it_is_due() -> None:
+    detector = made(None, every=3)
+    detector.set_progress(0, 10)
+    assert [epoch for epoch in range(10) if detector.due(epoch)] == [3, 6, 9]
+    detector = made(None, schedule="constant")
+    assert detector.due(0)
+
+
+def test_kin_are_those_of_the_same_accepted_label() -> None:
+    detector, block = made(), random_block(3, [4, 8, 15, 16, 23, 29, 2, 7, 11, 1])
+    levels = detector.find(block).levels
+    assert len(levels) == 2
+    for roles, label in zip(levels, labels_of(detector), strict=True):
+        row, col = block.row_ids.tolist(), block.candidate_ids.tolist()
+        want = [[i != j and label[i] is not None and label[i] == label[j] for j in col] for i in row]
+        assert torch.equal(mask(roles, block), torch.tensor(want))
+        assert any(map(any, want))
+
+
+def test_a_queue_is_relabelled_by_a_new_clustering_and_followed_when_it_moves() -> None:
+    """The candidates' order is remembered; it must be forgotten when labels or, in place, ids change."""
+    detector, z = made(1.0), torch.nn.functional.normalize(features(9, number=12), dim=1)
+    queue_ids = torch.arange(8)
+    ids = torch.arange(20, 24)
+
+    def check() -> None:
+        sim = z[8:] @ z[:8].T
+        own = ids.unsqueeze(1) == queue_ids
+        block = Block(sim.masked_fill(own, -torch.inf), ids, queue_ids, 1, (~own).sum(1))
+        for roles, label in zip(detector.find(block).levels, detector.labels, strict=True):
+            assert torch.equal(mask(roles, block), (label[ids].unsqueeze(1) == label[queue_ids]) & ~own)
+
+    check()
+    check()
+    queue_ids[:4] = torch.tensor([20, 21, 3, 29])
+    check()
+    detector.refresh(features(5), 1.0)
+    check()
+
+
+@pytest.mark.parametrize("action", ["eliminate", "attract"])
+@pytest.mark.parametrize("measure", ["sample", "cluster"])
+def test_the_losses_of_the_paper(action: Action, measure: str) -> None:
+    z1, z2, ids = batch()
+    detector = made(confidence=measure)
+    got = NTXent(0.3, detector, action, block_rows=5)(z1, z2, ids)
+    want = ifnd.loss(z1, z2, ids.tolist(), labels_of(detector), 0.3, action)
+    torch.testing.assert_close(got, want)
+    assert (got - losses.ntxent(z1, z2, 0.3)).abs() > 1e-3
+
+
+@pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
+def test_nothing_accepted_is_the_base_loss(action: Action) -> None:
+    z1, z2, ids = batch()
+    base = NTXent(0.3)(z1, z2)
+    for detector in (made(None), made(0.0), made(final_rate=0.0)):
+        assert torch.equal(NTXent(0.3, detector, action)(z1, z2, ids), base)
+
+
+def test_true_clusters_attracted_are_supcon() -> None:
+    truth = torch.arange(N) % 3
+    centres = torch.eye(4)[:3] * 2
+    detector = IFND(N, (3,), schedule="constant")
+    detector.refresh(centres[truth] + 0.01 * features(), 0.0)
+    z1, z2, ids = batch()
+    torch.testing.assert_close(NTXent(0.3, detector, "attract")(z1, z2, ids), losses.supcon(z1, z2, truth[ids], 0.3))
+
+
+@pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
+def test_gradient(action: Action) -> None:
+    z1, z2, ids = batch(size=6)
+    objective = NTXent(0.3, made(1.0), action, block_rows=4)
+    inputs = (z1.requires_grad_(), z2.requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: objective(a, b, ids), inputs)
+
+
+def test_the_order_of_candidates_does_not_matter() -> None:
+    g, detector = torch.Generator().manual_seed(2), made(1.0)
+    anchors, candidates, positives = (torch.randn(*shape, 5, dtype=torch.float64, generator=g) for shape in ((6,), (20,), (6, 1)))
+    ids, candidate_ids, order = torch.arange(6), torch.randperm(N, generator=g)[:20], torch.randperm(20, generator=g)
+    objective = NTXent(0.2, detector)
+    one = objective.on(Pairs(anchors, candidates, positives, ids, candidate_ids))
+    other = objective.on(Pairs(anchors, candidates[order], positives, ids, candidate_ids[order]))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+def test_half_precision_and_cold_temperatures_stay_finite(temperature: float) -> None:
+    z1, z2, ids = batch()
+    detector = made(1.0, temperature=temperature)
+    assert SogCLR(N, temperature, detector=detector)(z1.bfloat16(), z2.bfloat16(), ids).isfinite()
+    confidence = detector.confidence.clone()
+    assert confidence.isfinite().all()
+    assert torch.equal(detector.bfloat16().confidence, confidence)
+
+
+@pytest.mark.parametrize("source", ["pass", "bank"])
+def test_save_load_continue(source: str) -> None:
+    def collect(detector: IFND, seed: int) -> None:
+        if detector.collects:
+            detector.collect(torch.arange(N - 3), features(seed, dim=5, number=2 * (N - 3)))
+
+    whole, fresh = made(None, source=source), made(None, source=source)
+    collect(whole, 1)
+    whole.refresh(features(1), 0.5)
+    collect(whole, 2)
+    fresh.load_state_dict(whole.state_dict())
+    z1, z2, ids = batch()
+    assert torch.equal(NTXent(0.3, whole)(z1, z2, ids), NTXent(0.3, fresh)(z1, z2, ids))
+    for detector in (whole, fresh):
+        detector.refresh(features(2), 0.8)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True))
+    with pytest.raises(RuntimeError, match="use the same data set and numbers of clusters"):
+        IFND(N + 1, (3, 7), source=source).load_state_dict(whole.state_dict())  # type: ignore[arg-type]
+
+
+def test_what_was_collected_is_clustered() -> None:
+    z, unseen = features(4), torch.tensor([5, 17])
+    seen = torch.tensor([i for i in range(N) if i not in unseen])
+    detector = made(None, source="bank", schedule="constant")
+    assert detector.collects
+    views = torch.stack((z + 0.1, z - 0.1), 1)
+    for ids in (seen[:10], seen[10:]):
+        detector.collect(ids, views[ids].flatten(0, 1))
+    detector.refresh(None, 0.5)
+    alone = IFND(len(seen), (3, 7), schedule="constant")
+    alone.refresh(z[seen], 0.5)
+    assert torch.equal(detector.labels[:, seen], alone.labels)
+    assert (detector.labels[:, unseen] >= 7).all()
+    assert not detector.confidence[:, unseen].any()
+
+
+def test_too_few_collected_are_not_clustered() -> None:
+    detector = made(None, source="bank", schedule="constant")
+    detector.refresh(None, 0.5)
+    detector.collect(torch.arange(7), features(0, number=7))
+    detector.refresh(None, 0.5)
+    assert labels_of(detector) == [[None] * N] * 2
+
+
+def test_training_collects_by_itself() -> None:
+    z1, z2, ids = batch()
+    detector = made(None, source="bank")
+    NTXent(0.3, detector)(z1, z2, ids)
+    assert set(detector.get_buffer("collected.seen").nonzero().flatten().tolist()) == set(ids.tolist())
+
+
+@pytest.mark.parametrize(("number", "want"), [(50_000, (100, 300, 1000)), (8_000, (16, 48, 160)), (24, (2, 6, 20)), (5, (2, 4)), (2, (1,))])
+def test_usual_clusters(number: int, want: tuple[int, ...]) -> None:
+    assert usual_clusters(number) == want == IFND(number).num_clusters
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_samples": 1}, r"`num_samples` \(=1\) must be at least 2"),
+        ({"num_clusters": (3, 30)}, r"`num_clusters` \(=30\) must be at least 1 and below the number of samples \(30\)"),
+        ({"schedule": "cosine"}, r"`schedule` \(='cosine'\) must be one of linear, step, constant"),
+        ({"confidence": "both"}, r"`confidence` \(='both'\) must be one of sample, cluster"),
+        ({"space": "pixels"}, r"`space` \(='pixels'\) must be one of projected, features"),
+        ({"source": "queue"}, r"`source` \(='queue'\) must be one of pass, bank"),
+        ({"source": "bank", "space": "features"}, r"`space` \(='features'\) must be 'projected' with `source` \(='bank'\)"),
+        ({"final_rate": 1.1}, r"`final_rate` \(=1.1\) must be in \[0, 1\]"),
+        ({"every": 0}, r"`every` \(=0\) must be at least 1"),
+        ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
+    ],
+)
+def test_wrong_arguments(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(None, **changed)
+
+
+def test_features_are_needed() -> None:
+    with pytest.raises(ValueError, match="`features` must be given"):
+        made(None).refresh(None, 0.5)
+
+
+def test_repr_is_the_call() -> None:
+    detector = IFND(7, (2, 3), schedule="step", source="bank")
+    assert repr(eval(repr(detector))) == repr(detector)
+    assert "num_clusters=(2, 3), schedule='step'" in repr(detector)
+
+
+def _child(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(_trained(rank, 2), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _trained(rank: int, world: int) -> dict[str, Tensor]:
+    """Two epochs of one step on unequal parts of the batch, and a refresh before each from what was collected."""
+    detector = IFND(N, (3, 7), schedule="constant", source="bank")
+    objective, results = NTXent(0.3, detector, "attract"), {}
+    for epoch in (1, 2):
+        detector.refresh(None, epoch / 2)
+        z1, z2, ids = batch(epoch, size=20)
+        part = slice(None) if world == 1 else slice(0, 13) if rank == 0 else slice(13, None)
+        results[f"loss {epoch}"] = objective(z1[part], z2[part], ids[part])
+    return {**results, **detector.state_dict()}
+
+
+def test_two_ranks_equal_one(tmp_path: Path) -> None:
+    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    alone = _trained(0, 1)
+    assert (alone["labels"] < 7).any()
+    for rank in (0, 1):
+        for name, value in torch.load(tmp_path / f"{rank}.pt").items():
+            torch.testing.assert_close(value, alone[name], msg=f"{name} on rank {rank}")
+
+
+def test_blocks_share_the_sorted_labels() -> None:
+    detector, block = made(1.0), block_of(features(2), torch.arange(N))
+    detector.find(block)
+    first = detector._same_label._levels
+    detector.find(block)
+    assert detector._same_label._levels is first
