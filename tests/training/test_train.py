@@ -230,6 +230,16 @@ def test_accumulation_steps_less_and_says_that_it_adds_no_negatives(pictures: Pa
     assert "adds no negatives" in run.log.read_text(encoding="utf-8")
 
 
+def test_a_queue_as_large_as_the_data_is_warned_of_in_one_line(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny(pictures, tmp_path / "run", method="moco", progress=True)
+    lines = [line for line in run.log.read_text(encoding="utf-8").splitlines() if "WARNING" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("choose a smaller queue")
+    assert capsys.readouterr().err.count("is not smaller than the data set") == 1
+    run = tiny(pictures, tmp_path / "small", method="moco", settings={"framework.queue_size": 40})
+    assert "WARNING" not in run.log.read_text(encoding="utf-8")
+
+
 def test_refused_files_are_listed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 

@@ -1,0 +1,26 @@
+"""The recipes of the frameworks with queues and banks."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinfolk.training.recipes import load_recipe, recipe_names
+
+
+def test_the_recipes_are_there() -> None:
+    assert {f"{base}{ring}-{size}" for base in ("moco", "ir") for ring in ("", "-ring") for size in ("cpu", "resnet18")} <= set(
+        recipe_names()
+    )
+
+
+@pytest.mark.parametrize("name", ["moco-resnet18", "moco-ring-resnet18", "ir-resnet18", "ir-ring-resnet18"])
+def test_the_ring_paper_s_settings(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.method == name.removesuffix("-resnet18").replace("-", "+")
+    assert (recipe.epochs, recipe.batch_size, recipe.model.name, recipe.head.out_size) == (300, 256, "resnet18", 128)
+    optimizer = recipe.optimizer
+    assert (optimizer.lr, optimizer.lr_scaling, optimizer.momentum, optimizer.weight_decay) == (0.03, "none", 0.9, 1e-4)
+    assert (optimizer.schedule, optimizer.milestones, optimizer.factor) == ("steps", (200, 250), 0.1)
+    assert recipe.framework["temperature"] == 0.07
+    negatives = {**recipe.framework, **recipe.detector}
+    assert 4096 in (negatives.get("queue_size"), negatives.get("num_negatives"), negatives.get("draw"))
