@@ -8,7 +8,7 @@ Dimension key: R rows of a block, C candidates, M places of kin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -53,8 +53,16 @@ class Settled:
     kin_logit_M: Tensor | None = None
 
 
-def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tensor, temperature: float) -> Settled:
-    """Applies the action to `sim_RC` in place: −inf for a negative that is left out, s + t·log w for one of weight w."""
+def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tensor, temperature: float, judged: bool = False) -> Settled:
+    """Applies the action to `sim_RC` in place: −inf for a negative that is left out, s + t·log w for one of weight w.
+
+    `judged`: whether the places of kin are wanted in any case, to be compared with labels."""
+    removes = policy.removes_kin or (policy.action == "reweight" and policy.kin_weight == 0 and roles.degree_RC is None)
+    if roles.kin_above_R is not None:
+        settled = _by_levels(block, roles, policy, sim_RC) if removes and policy.action != "attract" and not judged else None
+        if settled is not None:
+            return settled
+        roles = replace(roles, kin_RC=sim_RC > roles.kin_above_R.to(sim_RC.dtype).unsqueeze(1))
     weight_R = (block.num_negatives_R - _dropped(block, roles, own, sim_RC)).to(sim_RC.dtype)
     none_R = torch.zeros_like(weight_R)
     kin = roles.kin if roles.kin_RC is None else _places(roles.kin_RC, own)
@@ -63,7 +71,6 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
     if roles.drops:
         left_M = sim_RC[kin] > -torch.inf
         kin = kin[0][left_M], kin[1][left_M]
-    removes = policy.removes_kin or (policy.action == "reweight" and policy.kin_weight == 0 and roles.degree_RC is None)
     if removes:
         kin = _sparing(kin, sim_RC, weight_R, policy.min_negatives)
     flagged_R = torch.bincount(kin[0], minlength=len(sim_RC)).to(sim_RC.dtype)
@@ -81,6 +88,23 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
         sim_RC[kin] += temperature * factor_M.log()
         weight_R = (weight_R - flagged_R).index_add(0, kin[0], factor_M)  # not n + Σ(w − 1), which cancels
     return Settled(kin, flagged_R, weight_R, kin_sum_R, kin_sim_M / temperature if policy.pools_kin and kin_sim_M is not None else None)
+
+
+def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor) -> Settled | None:
+    """Kin above one level and dropped below another, both left out, without looking for their places. None: some row needs more care."""
+    if roles.kin_above_R is None or roles.drop is not None or roles.drop_RC is not None:
+        return None
+    high_R1 = roles.kin_above_R.to(sim_RC.dtype).unsqueeze(1)
+    low_R1 = torch.full_like(high_R1, -torch.inf) if roles.drop_below_R is None else roles.drop_below_R.to(sim_RC.dtype).unsqueeze(1)
+    kept_RC = torch.empty_like(sim_RC) if block.spare_RC is None else block.spare_RC
+    flagged_R = torch.gt(sim_RC, high_R1, out=kept_RC).sum(1)  # masks of numbers in memory at hand: a third of the time of bools
+    torch.clamp(sim_RC, low_R1, high_R1, out=kept_RC)
+    kept_R = torch.eq(sim_RC, kept_RC, out=kept_RC).sum(1)
+    kept_R = kept_R - (low_R1.squeeze(1) == -torch.inf) * (sim_RC.shape[1] - block.num_negatives_R)  # such a level keeps the own ones
+    if ((kept_R < policy.min_negatives) & ((flagged_R > 0) | (block.num_negatives_R > 0))).any():
+        return None
+    torch.minimum(sim_RC, torch.threshold_(kept_RC, 0.5, -torch.inf), out=sim_RC)  # with 1 or −inf; no cosine is above 1
+    return Settled(None, flagged_R, kept_R, torch.zeros_like(kept_R))
 
 
 def _dropped(block: Block, roles: Roles, own: Places, sim_RC: Tensor) -> Tensor:
@@ -102,7 +126,7 @@ def _dropped(block: Block, roles: Roles, own: Places, sim_RC: Tensor) -> Tensor:
 
 
 def _drop_below(block: Block, level_R: Tensor, sim_RC: Tensor) -> Tensor:
-    """The level as a mask of numbers, in memory that is there already: a third of the time of a mask of bools."""
+    """(R,) how many negatives lie below the level and are taken out."""
     kept_RC = torch.empty_like(sim_RC) if block.spare_RC is None else block.spare_RC
     torch.ge(sim_RC, level_R.to(sim_RC.dtype).unsqueeze(1), out=kept_RC)
     kept_R = torch.minimum(kept_RC.sum(1).long(), block.num_negatives_R)  # a level of −inf keeps the own ones too
@@ -110,8 +134,7 @@ def _drop_below(block: Block, level_R: Tensor, sim_RC: Tensor) -> Tensor:
     if bare_R.any():
         kept_RC[bare_R] = (sim_RC[bare_R] >= sim_RC[bare_R].amax(1, keepdim=True)).to(sim_RC.dtype)
         kept_R[bare_R] = kept_RC[bare_R].sum(1).long()
-    torch.threshold_(kept_RC, 0.5, -torch.inf).clamp_max_(0)
-    sim_RC.add_(kept_RC)
+    torch.minimum(sim_RC, torch.threshold_(kept_RC, 0.5, -torch.inf), out=sim_RC)
     return block.num_negatives_R - kept_R
 
 

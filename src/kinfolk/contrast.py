@@ -126,8 +126,8 @@ class Contrast:
             share, proposed = 1.0 / (num_anchors * len(levels)), list[Mapping[str, Tensor]]()
             for level, roles in enumerate(levels):
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
-                settled = settle(block, roles, own, self.policy, sim_RC, self.temperature)
-                counts += count(block, settled.kin, own, self.labels)
+                settled = settle(block, roles, own, self.policy, sim_RC, self.temperature, self.labels is not None)
+                counts += count(block, settled.kin, own, self.labels, settled.flagged_R)
                 p_RC = self.scratch("shares", len(sim_RC), len(candidates_CD), anchors_AD)
                 lse_R = _softmax(sim_RC, self.temperature, settled.weight_R, out_RC=p_RC)
                 pooled = _pooled(settled) if self.policy.pools_kin else None

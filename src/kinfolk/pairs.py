@@ -98,6 +98,7 @@ class Roles:
     Args:
         kin_RC: True where the candidate is kin of the anchor. None: nobody is.
         kin: the same as places, each once and none of the anchor's own; instead of `kin_RC`.
+        kin_above_R: the same as a level: kin are the candidates more similar than this; instead of both.
         drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
         drop_below_R: a candidate less similar than this is left out too; the most similar one is not, however low. None: no such level.
         drop: places that are left out besides.
@@ -106,6 +107,7 @@ class Roles:
 
     kin_RC: Tensor | None = None
     kin: Places | None = None
+    kin_above_R: Tensor | None = None
     drop_RC: Tensor | None = None
     drop_below_R: Tensor | None = None
     drop: Places | None = None

@@ -67,13 +67,15 @@ class Stats:
         return _ratio(2 * self.hits, self.judged + self.kin)
 
 
-def count(block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None) -> Tensor:
-    """(5,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample.
+def count(
+    block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None, flagged_R: Tensor
+) -> Tensor:
+    """(5,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample; `flagged_R`: how many of a row.
 
     Only those are looked at one by one; the number of pairs with equal labels comes from the sizes of the classes."""
     negatives = block.num_negatives_R.sum()
     zero = torch.zeros_like(negatives)
-    flagged = zero if kin is None else zero + len(kin[0])
+    flagged = flagged_R.double().sum().long()
     if labels_N is None:
         return torch.stack([negatives, flagged, zero, zero, zero])
     label_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]

@@ -126,13 +126,16 @@ class Ring(Detector):
     def _roles(self, block: Block, shape: Shape) -> Roles:
         draw = self.draw if self.training else None
         if draw is None and self.clusters is None:
-            return Roles(kin=shape.above, drop_below_R=shape.level_R, drop=shape.below)
+            if shape.spared is None and shape.below is None:
+                return Roles(kin_above_R=shape.roof_R, drop_below_R=shape.floor_R)
+            return Roles(kin=shape.above(block), drop_below_R=shape.floor_R, drop=shape.below)
         ring_RC = shape.inside(block)
         kept_RC = ring_RC if draw is None else drawn(ring_RC, draw)
         if self.clusters is None:
-            if shape.above is not None:
-                kept_RC[shape.above] = True
-            return Roles(kin=shape.above, drop_RC=kept_RC.logical_not_())
+            above = shape.above(block)
+            if above is not None:
+                kept_RC[above] = True
+            return Roles(kin=above, drop_RC=kept_RC.logical_not_())
         kin_RC = member(self.clusters, block)
         bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nobody is left out
         return Roles(kin_RC=kin_RC, drop_RC=~(kept_RC | kin_RC | bare_R1))

@@ -17,20 +17,28 @@ from kinfolk.pairs import Block, Places
 
 @dataclass(frozen=True)
 class Shape:
-    """Too far is what lies below `level_R`, and the places `below`; too close are the places `above`. None: nobody."""
+    """Too far is what lies below `floor_R`, and the places `below`; too close what lies above `roof_R`, but not the places `spared`."""
 
-    level_R: Tensor | None = None
+    floor_R: Tensor | None = None
     below: Places | None = None
-    above: Places | None = None
+    roof_R: Tensor | None = None
+    spared: Places | None = None
+
+    def above(self, block: Block) -> Places | None:
+        """What is too close."""
+        if self.roof_R is None:
+            return None
+        places = Peaks.above(block.sim_RC, self.roof_R).places(self.roof_R)
+        return places if self.spared is None else _without(places, self.spared, block.sim_RC.shape[1])
 
     def inside(self, block: Block) -> Tensor:
         """(R, C) True in the ring."""
         inside_RC = block.sim_RC > -torch.inf
-        if self.level_R is not None:
-            inside_RC &= block.sim_RC >= self.level_R.unsqueeze(1)
+        if self.floor_R is not None:
+            inside_RC &= block.sim_RC >= self.floor_R.unsqueeze(1)
             bare_R = ~inside_RC.any(1) & (block.num_negatives_R > 0)  # a learned level above everybody: the most similar stay
             inside_RC[bare_R] = block.sim_RC[bare_R] == block.sim_RC[bare_R].amax(1, keepdim=True)
-        for places in (self.below, self.above):
+        for places in (self.below, self.above(block)):
             if places is not None:
                 inside_RC[places] = False
         return inside_RC
@@ -42,19 +50,17 @@ def exact(block: Block, lower: float, upper: float) -> Shape:
     first_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
     last_R = index(upper, n_R)
     own_R = block.sim_RC.shape[1] - n_R
-    level_R, below, above = None, None, None
+    floor_R, below, roof_R, spared = None, None, None, None
     if (first_R > 0).any():
         found = cut(block.sim_RC, (own_R + first_R).clamp(max=block.sim_RC.shape[1] - 1))
-        level_R = found.value_R.masked_fill(first_R == 0, -torch.inf)
+        floor_R = found.value_R.masked_fill(first_R == 0, -torch.inf)
         below = _equals(block.sim_RC, found, (own_R + first_R - found.below_R) * (first_R > 0))
     if (last_R < n_R).any():
         found = cut(block.sim_RC, (own_R + last_R).clamp(max=block.sim_RC.shape[1] - 1))
-        floor_R = torch.nextafter(found.value_R, torch.full_like(found.value_R, -torch.inf))  # not below the value is above this
-        floor_R = floor_R.masked_fill(last_R == n_R, torch.inf)
-        above = Peaks.above(block.sim_RC, floor_R).places(floor_R)
-        kept = _equals(block.sim_RC, found, (own_R + last_R - found.below_R) * (last_R < n_R))
-        above = above if kept is None else _without(above, kept, block.sim_RC.shape[1])
-    return Shape(level_R, below, above)
+        roof_R = torch.nextafter(found.value_R, torch.full_like(found.value_R, -torch.inf))  # above it is what is not below the value
+        roof_R = roof_R.masked_fill(last_R == n_R, torch.inf)
+        spared = _equals(block.sim_RC, found, (own_R + last_R - found.below_R) * (last_R < n_R))
+    return Shape(floor_R, below, roof_R, spared)
 
 
 def bounded(block: Block, lower_b: Tensor, upper_b: Tensor) -> Shape:
@@ -62,8 +68,7 @@ def bounded(block: Block, lower_b: Tensor, upper_b: Tensor) -> Shape:
     upper_R = upper_b.to(block.sim_RC.dtype).repeat_interleave(block.num_views)
     lower_R = torch.minimum(lower_b.to(block.sim_RC.dtype).repeat_interleave(block.num_views), upper_R)
     far, close = bool((lower_R > -torch.inf).any()), bool((upper_R < torch.inf).any())
-    above = Peaks.above(block.sim_RC, upper_R).places(upper_R) if close else None
-    return Shape(lower_R if far else None, None, above)
+    return Shape(lower_R if far else None, None, upper_R if close else None)
 
 
 def index(share: float, n_R: Tensor) -> Tensor:
