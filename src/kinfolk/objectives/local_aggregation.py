@@ -32,7 +32,7 @@ class LocalAggregation(Objective):
     Example:
         >>> import torch, kinfolk as kf
         >>> z1, z2 = torch.eye(4), torch.eye(4)
-        >>> loss_fn = kf.LocalAggregation(temperature=0.5, detector=kf.Oracle(torch.zeros(4)))
+        >>> loss_fn = kf.LocalAggregation(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
         >>> loss_fn(z1, z2, torch.arange(4)).item()  # everybody is close to everybody
         0.0
     """
