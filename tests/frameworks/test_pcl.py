@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kinfolk.detectors import Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.pcl import PCL
-from kinfolk.frameworks.prototypes import Prototypes, accept
+from kinfolk.frameworks.prototypes import Prototypes
 from tests.reference import losses, queues
 from tests.reference import prototypes as slow
 
@@ -180,11 +180,7 @@ def test_degenerate_clusters_stay_finite() -> None:
         assert all(p.grad is not None and p.grad.isfinite().all() for p in framework.encoder.parameters())
 
 
-def test_acceptance_and_wrong_arguments() -> None:
-    assert accept(torch.arange(10.0), 0.3).nonzero().flatten().tolist() == [7, 8, 9]
-    assert accept(torch.zeros(10), 1.0).all()
-    with pytest.raises(ValueError, match=r"`rate` \(=1.5\)"):
-        accept(torch.zeros(3), 1.5)
+def test_defaults_and_wrong_arguments() -> None:
     for name, value in (("every", 0), ("warmup_epochs", -1), ("final_rate", 2.0), ("schedule", "never"), ("num_prototypes", 0)):
         with pytest.raises(ValueError, match=f"`{name}`"):
             made(**{name: value})

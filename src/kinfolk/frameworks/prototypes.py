@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk import distributed
 from kinfolk.clustering import ClusterLabels
 from kinfolk.clustering.concentration import concentration
+from kinfolk.clustering.confidence import accepted, sample_confidence
 from kinfolk.stores.exact import Exact
 
 Confidence = Literal["cluster", "sample"]
@@ -83,37 +86,18 @@ class Prototypes(Exact):
         for level, (centroids_KD, phi_K, _) in enumerate(self.of(self.accepted.new_zeros(0, dtype=torch.int64))):
             labels_N = self.clusters.labels[level]
             phi_K.copy_(concentration(features, labels_N, centroids_KD, temperature=self.temperature, alpha=self.alpha, clip=self.clip))
-            by_cluster = self.confidence == "cluster"
-            confidence_N = -phi_K[labels_N] if by_cluster else _at_own(features, centroids_KD, labels_N, self.temperature)
-            self.accepted[level] = accept(confidence_N, rate)
-
-
-def accept(confidence: Tensor, rate: float) -> Tensor:
-    """(N,) True for the ⌊rate·N⌋ most confident; of equal ones those of lower id.
-
-    Example:
-        >>> accept(torch.tensor([0.1, 0.9, 0.5, 0.9]), 0.5)
-        tensor([False,  True, False,  True])
-    """
-    if not 0 <= rate <= 1:
-        raise ValueError(f"`rate` (={rate}) must be in [0, 1]")
-    accepted_N = torch.zeros_like(confidence, dtype=torch.bool)
-    number = int(rate * len(confidence) + 1e-9)
-    accepted_N[confidence.argsort(descending=True, stable=True)[:number]] = True
-    return accepted_N
+            if self.confidence == "cluster":
+                confidence_N = phi_K[labels_N].reciprocal()
+            else:
+                unit_ND, unit_KD = (F.normalize(x, dim=1) for x in (features, centroids_KD.to(features.dtype)))
+                confidence_N = sample_confidence(unit_ND, unit_KD, labels_N, self.temperature)
+            self.accepted[level] = accepted(confidence_N, rate)
+        if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
+            dist.broadcast(self.concentration, 0)
+            dist.broadcast(self.accepted, 0)
 
 
 def rate_at(schedule: Schedule, final_rate: float, progress: float) -> float:
     """The share of pseudo-labels accepted: all of `final_rate` from the first clustering on (step, constant), or as much of it as there
     is `progress` in [0, 1] (linear)."""
     return final_rate * progress if schedule == "linear" else final_rate
-
-
-def _at_own(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float) -> Tensor:
-    """(N,) softmax over the centroids at the own one, in blocks of rows."""
-    unit_KD, step = F.normalize(centroids_KD, dim=1), max(1, 2**23 // len(centroids_KD))
-    found = [
-        (F.normalize(rows, dim=1) @ unit_KD.T / temperature).softmax(1).gather(1, own.unsqueeze(1)).squeeze(1)
-        for rows, own in zip(features_ND.split(step), labels_N.split(step), strict=True)
-    ]
-    return torch.cat(found)
