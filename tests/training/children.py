@@ -71,8 +71,9 @@ def _run(children: list[tuple[str, dict[str, str]]], out: Path, each_step: bool,
 
 
 def training(out: Path, *, each_step: bool = False, **more: Any) -> dict[str, Any]:
-    """The arguments of `train`; `each_step`: a checkpoint after every step."""
-    settings = {**SETTINGS["settings"], **more.pop("settings", {})}
+    """The arguments of `train`; `each_step`: a checkpoint after every step; another `method` has none of the detector's settings."""
+    usual = {key: value for key, value in SETTINGS["settings"].items() if "method" not in more or not key.startswith("detector.")}
+    settings = {**usual, **more.pop("settings", {})}
     if each_step:
         settings["checkpoint.every_minutes"] = 1e-9
     return {**SETTINGS, "out": out, "settings": settings, **more}

@@ -1,0 +1,127 @@
+"""The once-per-epoch step: which features it is given, when, and that a resumed training refreshes neither twice nor too little."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.images import ImageData
+from kinfolk.detectors import IFND, GloFND
+from kinfolk.evaluation.embed import embed
+from kinfolk.evaluation.embed_parts import embed_in_parts
+from kinfolk.frameworks.base import Framework
+from kinfolk.training import keeper, refresh
+from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.run import Run
+from kinfolk.training.train import train
+from tests.training.children import run_child, run_ranks, training
+from tests.training.test_resume import assert_same
+
+CLUSTERED: dict[str, Any] = {"method": "simclr+ifnd", "settings": {"detector.num_clusters": [8, 20]}}
+BANK: dict[str, Any] = {"method": "simclr+ifnd", "settings": {"detector.num_clusters": [8, 20], "detector.source": "bank"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {name: train(**training(folder / name, **more)) for name, more in (("pass", CLUSTERED), ("bank", BANK))}
+
+
+@pytest.mark.parametrize(
+    ("source", "moment", "each_step"),
+    [
+        ("pass", "kill step 8", False),  # the checkpoint is at the beginning of an epoch: it is refreshed again
+        ("pass", "kill step 8", True),  # the checkpoint is within an epoch: it is not
+        ("pass", "kill line 2", True),
+        ("bank", "kill step 8", False),
+        ("bank", "kill step 8", True),  # what was collected so far is in the checkpoint
+    ],
+)
+def test_killed_and_resumed_is_the_same(tmp_path: Path, whole: dict[str, Run], source: str, moment: str, each_step: bool) -> None:
+    more = {"pass": CLUSTERED, "bank": BANK}[source]
+    assert run_child(tmp_path / "run", moment, each_step=each_step, **more) == -signal.SIGKILL
+    run = train(**training(tmp_path / "run", each_step=each_step, resume=True, **more))
+    assert_same(run, whole[source])
+    assert ["refresh_seconds" in row for row in run.epochs()] == [False, True, True]
+
+
+def test_two_ranks_resumed_at_the_end_of_an_epoch_are_the_same(tmp_path: Path) -> None:
+    """Ranks count their own statistics of BatchNorm; all must embed with those that the checkpoint holds."""
+    whole, out = Run(tmp_path / "whole"), Run(tmp_path / "run")
+    assert run_ranks(whole.path, "", "", **CLUSTERED) == [0, 0]
+    assert run_ranks(out.path, "", "terminate step 5", **CLUSTERED) == [1, 1]
+    assert read_checkpoint(out.checkpoint)["kinfolk"]["epoch"] == 1
+    assert run_ranks(out.path, "", "", resume=True, **CLUSTERED) == [0, 0]
+    assert_same(out, whole)
+
+
+def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In data-set order, without augmentation, in evaluation mode, which is put back."""
+    seen: list[tuple[int, Tensor, float]] = []
+
+    def embedded(framework: Framework, data: ImageData, views: Any, number: int, **options: Any) -> Tensor:
+        before = {name: value.clone() for name, value in framework.state_dict().items()}
+        found = original(framework, data, views, number, **options)
+        assert number == data.num_train < len(data), "the test pictures are left alone"
+        assert torch.equal(found, embed(framework, data, views, torch.arange(number), projected=options["projected"]))
+        assert framework.encoder.training
+        assert all(torch.equal(value, before[name]) for name, value in framework.state_dict().items())
+        return found
+
+    def remember(self: IFND, features: Tensor, progress: float) -> None:
+        seen.append((self.epoch, features, progress))
+
+    original = embed_in_parts
+    monkeypatch.setattr(refresh, "embed_in_parts", embedded)
+    monkeypatch.setattr(IFND, "refresh", remember)
+    for space, size in (("projected", 16), ("features", 64)):
+        seen.clear()
+        train(**training(tmp_path / space, method="simclr+ifnd", settings={"detector.space": space}))
+        assert [(epoch, progress) for epoch, _, progress in seen] == [(1, 1 / 3), (2, 2 / 3)]
+        assert all(features.shape[1] == size for _, features, _ in seen)
+
+
+def test_features_that_are_known_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **options: Any) -> Tensor:
+        raise AssertionError("a bank and what was collected need no pass over the data")
+
+    monkeypatch.setattr(refresh, "embed_in_parts", never)
+    for name, more in (("bank", {"method": "ir+ifnd"}), ("collected", BANK)):
+        rows = train(**training(tmp_path / name, epochs=2, **more)).epochs()
+        assert rows[1]["flagged"] > 0
+
+
+def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+    save = keeper.Keeper._save
+
+    def saved(self: keeper.Keeper, trainer: Any) -> None:
+        events.append("saved")
+        save(self, trainer)
+
+    monkeypatch.setattr(GloFND, "hears", frozenset({"knn"}))
+    monkeypatch.setattr(GloFND, "hear", lambda self, name, value: events.append((name, value)))
+    monkeypatch.setattr(keeper.Keeper, "_save", saved)
+    run = train(**training(tmp_path / "run", settings={"knn.every": 2}))
+    knn = [row["knn"] for row in run.epochs() if "knn" in row]
+    assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
+
+
+def test_a_training_that_diverged_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "embed_in_parts", lambda framework, data, *others, **options: torch.full((data.num_train, 16), torch.nan))
+    with pytest.raises(ValueError, match="the features of sample 0 are not finite"):
+        train(**training(tmp_path / "run", **CLUSTERED))
