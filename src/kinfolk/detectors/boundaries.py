@@ -103,8 +103,9 @@ def visited(sim_bM: Tensor, n_b: Tensor, state: State, share: float) -> State:
 def _logit_below(sim_bM: Tensor, n_b: Tensor, level_bT: Tensor) -> Tensor:
     """(b, T) logit of the share of finite similarities below each level, with half a similarity on either side so that it is finite."""
     level_bT = level_bT.to(sim_bM.dtype)
-    above = [(sim_bM >= level_bT[:, i : i + 1]).sum(1, dtype=torch.int32) for i in range(level_bT.shape[1])]
-    above_bT = torch.stack(above, 1).to(n_b.dtype)
+    mask_bM = torch.empty_like(sim_bM)  # of numbers: summed faster than bools
+    above_bT = torch.stack([torch.ge(sim_bM, level_b1, out=mask_bM).sum(1) for level_b1 in level_bT.unsqueeze(2).unbind(1)], 1)
+    above_bT = above_bT.to(n_b.dtype)
     return ((n_b.unsqueeze(1) - above_bT + 0.5) / (above_bT + 0.5)).log()
 
 
