@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import data, embed, eval, methods, report, train
+from kinfolk.cli import cnce, data, embed, eval, methods, report, train
 from kinfolk.cli.options import FLAG, examples
 
 app = typer.Typer(
@@ -50,3 +50,4 @@ app.command("embed", rich_help_panel=LEARN, epilog=embed.EPILOG)(embed.embed)
 app.command("report", rich_help_panel=LOOK, epilog=report.EPILOG)(report.report)
 app.command("data", rich_help_panel=LOOK, epilog=data.EPILOG)(data.data)
 app.command("methods", rich_help_panel=LOOK, epilog=methods.EPILOG)(methods.methods)
+app.command("cnce", rich_help_panel=LOOK, epilog=cnce.EPILOG)(cnce.cnce)
