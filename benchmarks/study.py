@@ -4,7 +4,9 @@
 
 A study is a document: a recipe to start from, settings for all, and for each method what differs. Every run is trained and
 evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated. The base of
-`framework+detector` is `framework`.
+`framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one with the same
+setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where SupCon is
+`base+oracle:attract` of the same study.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import numpy as np
 import yaml
 
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
+CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI"}
+"""Columns of methods that cluster; left out where no run has them."""
 
 
 def limited(data: Path, limit: int | None, out: Path) -> Path:
@@ -65,9 +69,11 @@ def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
         print(f"· {folder.name}", flush=True)
         subprocess.run([*kinfolk, "train", "--data", data, "--out", folder, "--seed", str(seed), "--no-report", *how], check=True)
-        subprocess.run([*kinfolk, "eval", folder, "--data", data, "--protocol", "knn,linear"], check=True)
+        depth = change.get("data", {}).get("depth")
+        at_depth = [] if depth is None else ["--depth", str(depth)]
+        subprocess.run([*kinfolk, "eval", folder, "--data", data, "--protocol", "knn,linear", *at_depth], check=True)
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {key: 100 * epochs[-1][key] for key in COLUMNS if isinstance(epochs[-1].get(key), float)}
+    found = {key: 100 * epochs[-1][key] for key in (*COLUMNS, *CLUSTERS) if isinstance(epochs[-1].get(key), float)}
     accuracy = {key: 100 * json.loads((results / f"{key}.json").read_text())["accuracy"] for key in ("knn", "linear")}
     return {**found, **accuracy, "seconds": statistics.median(epoch["seconds"] for epoch in epochs)}
 
@@ -93,22 +99,45 @@ def p_value(ours: list[float], base: list[float]) -> str:
     return "–" if math.isnan(p) else f"{p:.3f}"
 
 
-def table(figures: dict[str, list[dict[str, float]]]) -> str:
+def counterpart(name: str, method: str, figures: dict[str, list[dict[str, float]]]) -> str | None:
+    """The row of `method` with the setting in brackets that `name` has, or else without one; None where the study has neither."""
+    setting = name.partition(" ")[2]
+    return next((row for row in (f"{method} {setting}".strip(), method) if row in figures), None)
+
+
+def base_of(name: str, figures: dict[str, list[dict[str, float]]], base: str | None = None) -> str | None:
+    """The row that `name` is compared with; None for a base itself."""
+    found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], figures)
+    return None if found == name else found
+
+
+def gap_closed(name: str, figures: dict[str, list[dict[str, float]]], base: str | None = None) -> float | None:
+    """(method − base) / (SupCon − base); None for the base, and where SupCon is missing or not above it."""
+    row = base_of(name, figures, base)
+    oracle = None if row is None else counterpart(name, f"{row.partition(' ')[0]}+oracle:attract", figures)
+    if row is None or oracle is None:
+        return None
+    ours, low, high = (statistics.mean(one["linear"] for one in figures[each]) for each in (name, row, oracle))
+    return (ours - low) / (high - low) if high > low else None
+
+
+def table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -> str:
     """Markdown."""
-    lines = [
-        "| method | kNN | linear | against its base | p (linear) | precision | recall | F1 | flagged | s / epoch |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    clusters = [key for key in CLUSTERS if any(key in one for runs in figures.values() for one in runs)]
+    header = ["method", "kNN", "linear", "against its base", "p (linear)", "gap closed", "precision", "recall", "F1", "flagged"]
+    header += [*(CLUSTERS[key] for key in clusters), "s / epoch"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name, runs in figures.items():
-        base = figures.get(name.partition("+")[0], [])
-        column = {key: [one[key] for one in runs if key in one] for key in (*COLUMNS, "seconds")}
-        other = {key: [one[key] for one in base] for key in ("knn", "linear")}
-        against = "–"
-        if base and base is not runs:
+        row = base_of(name, figures, base)
+        column = {key: [one[key] for one in runs if key in one] for key in (*COLUMNS, *clusters, "seconds")}
+        other = {key: [] if row is None else [one[key] for one in figures[row]] for key in ("knn", "linear")}
+        against, closed = "–", gap_closed(name, figures, base)
+        if row is not None:
             gain = {key: statistics.mean(column[key]) - statistics.mean(other[key]) for key in other}
             against = f"{gain['knn']:+.1f} / {gain['linear']:+.1f}"
-        p = p_value(column["linear"], other["linear"]) if base is not runs else "–"
-        cells = [cell(column["knn"]), cell(column["linear"]), against, p, *(cell(column[key]) for key in (*COLUMNS[2:], "seconds"))]
+        p = "–" if row is None else p_value(column["linear"], other["linear"])
+        cells = [cell(column["knn"]), cell(column["linear"]), against, p, "–" if closed is None else f"{100 * closed:.0f} %"]
+        cells += [cell(column[key]) for key in (*COLUMNS[2:], *clusters, "seconds")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -131,7 +160,7 @@ def main() -> None:
         for name, change in chosen.items():
             folder = out / f"{name.replace(':', '-').replace(' ', '_').replace('(', '').replace(')', '')}-{seed}"
             figures[name].append(run(folder, study["recipe"], name, merged(study.get("settings", {}), change), data, seed))
-    text = table(figures)
+    text = table(figures, study.get("base"))
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{options.study.stem}: {data.name}, recipe {study['recipe']}, seeds {options.seeds}; percent\n\n{text}")
 
