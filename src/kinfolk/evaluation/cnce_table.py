@@ -5,8 +5,8 @@ Dimension key: A anchors, C candidates, K negatives, N points.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
@@ -51,11 +51,11 @@ def table_study(
     toy = toy or Toy()
     found: dict[tuple[str, int, str], list[float]] = {}
     trainings = num_seeds * (len(PAPER) if train_each else 1)
-    with closing(count_epochs(trainings, toy, progress)) as epochs:
+    with count_epochs(trainings, toy, progress) as after_epoch:
         for seed in range(num_seeds):
             points = {part: draw_points(toy.num_points, 0 if same_data else seed, part) for part in ("train", "fresh")}
             for omega in PAPER if train_each else (0,):
-                critic = train_critic(*points["train"], toy, seed, omega, lambda: next(epochs, None))
+                critic = train_critic(*points["train"], toy, seed, omega, after_epoch)
                 for part, (x_N, y_N) in points.items():
                     for name, value in _measure(critic, x_N, y_N, toy, seed, omega):
                         found.setdefault((*name, part), []).append(value)
@@ -88,10 +88,17 @@ def _measure(critic: Critic, x_N: Tensor, y_N: Tensor, toy: Toy, seed: int, trai
                 yield ("premise", omega), premise(ordered_AC, omega)
 
 
-def count_epochs(trainings: int, toy: Toy, progress: bool) -> Iterator[int]:
-    """Passes one value for each epoch of all trainings, and shows how many have passed."""
+@contextmanager
+def count_epochs(trainings: int, toy: Toy, progress: bool) -> Iterator[Callable[[], object]]:
+    """A function to call after each epoch of all trainings; shows how many have passed."""
     total = trainings * toy.epochs
-    return show_progress(range(total), total, "Training critics", enabled=progress)
+    passed = iter(show_progress(range(total), total, "Training critics", enabled=progress))
+    next(passed, None)  # the bar is there before the first epoch is done
+    try:
+        yield lambda: next(passed, None)
+    finally:
+        for _ in passed:  # an interrupted bar goes as a finished one does
+            pass
 
 
 def _spread(values: Sequence[float]) -> float | None:

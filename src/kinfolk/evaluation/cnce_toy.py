@@ -102,13 +102,15 @@ def train_critic(
     optimizer = torch.optim.Adam(critic.parameters(), lr=toy.lr, weight_decay=0.0)
     for epoch in range(toy.epochs):
         draws = generator(seed, "epoch", epoch)
-        for batch_B in torch.randperm(len(x_N), generator=draws).split(toy.batch_size):
+        order_N = torch.randperm(len(x_N), generator=draws)
+        for start in range(0, len(x_N), toy.batch_size):
+            batch_B = order_N[start : start + toy.batch_size]
             u_BD, v_ND = critic.embed_x(x_N[batch_B]), critic.embed_y(y_N)
             negatives_BK = choose(u_BD.detach(), v_ND.detach(), batch_B, toy.num_negatives, lower, draws)
             positive_B = (u_BD * v_ND[batch_B]).sum(1) / toy.temperature
             negative_BK = torch.bmm(v_ND[negatives_BK], u_BD[:, :, None]).squeeze(2) / toy.temperature
             optimizer.zero_grad()
-            (-log_ratio(positive_B, negative_BK).mean()).backward()
+            torch.autograd.backward(-log_ratio(positive_B, negative_BK).mean())
             optimizer.step()
         if after_epoch is not None:
             after_epoch()

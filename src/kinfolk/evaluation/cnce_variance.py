@@ -8,7 +8,6 @@ Dimension key: A anchors, C candidates, M of them in the support, N points, D em
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -39,9 +38,9 @@ def variance_study(
         raise ValueError(f"`num_seeds` (={num_seeds}) must be at least 1")
     toy = toy or Toy()
     rows: list[list[dict[str, Any]]] = []
-    with closing(count_epochs(num_seeds, toy, progress)) as epochs:
+    with count_epochs(num_seeds, toy, progress) as after_epoch:
         for seed in range(num_seeds):
-            critic = train_critic(*draw_points(toy.num_points, seed, "train"), toy, seed, after_epoch=lambda: next(epochs, None))
+            critic = train_critic(*draw_points(toy.num_points, seed, "train"), toy, seed, after_epoch=after_epoch)
             x_N, y_N = draw_points(toy.num_points, seed, "fresh")
             rows.append(against_negatives(critic.embed_x(x_N[:anchors]), critic.embed_y(y_N), toy.temperature, draws=draws, seed=seed))
     joined = [
