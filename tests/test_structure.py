@@ -39,8 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"frameworks", "data", "models", "stats", "clustering", "distributed"},
     "training": {"evaluation", "frameworks", "objectives", "detectors", "detectors.base", "clustering", "data", "models", *ENGINE},
     "report": {"training", "evaluation", "frameworks", "detectors", "data", "models"},
+    "auditing": {"report", "training", "data"},
     "api": {"training", "report"},
-    "cli": {"api", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
+    "cli": {"api", "auditing", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
 }
 NOT_OF_THE_PACKAGE = {"reference", "examples", "benchmarks"}  # test folders that mirror something else than src/kinfolk
 

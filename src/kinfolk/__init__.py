@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfolk.api import train as train
+    from kinfolk.auditing import audit as audit
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
@@ -38,6 +39,7 @@ _HOME = {
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
+    "audit": "kinfolk.auditing",
     "train": "kinfolk.api",
 }
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import cnce, data, embed, eval, methods, report, train
+from kinfolk.cli import audit, cnce, data, embed, eval, methods, report, train
 from kinfolk.cli.options import FLAG, examples
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ LEARN, LOOK = "Learn", "Look"
 app.command("train", rich_help_panel=LEARN, epilog=train.EPILOG)(train.train)
 app.command("eval", rich_help_panel=LEARN, epilog=eval.EPILOG)(eval.evaluate)
 app.command("embed", rich_help_panel=LEARN, epilog=embed.EPILOG)(embed.embed)
+app.command("audit", rich_help_panel=LOOK, epilog=audit.EPILOG)(audit.audit)
 app.command("report", rich_help_panel=LOOK, epilog=report.EPILOG)(report.report)
 app.command("data", rich_help_panel=LOOK, epilog=data.EPILOG)(data.data)
 app.command("methods", rich_help_panel=LOOK, epilog=methods.EPILOG)(methods.methods)

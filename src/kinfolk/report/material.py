@@ -28,7 +28,8 @@ def draw_map(data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.
     points, method = project(features_NF, seed)
     samples = data.samples
     labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
-    pictures = [picture for start in range(0, len(ids_N), CHUNK) for picture in _pictures(data, ids_N[start : start + CHUNK], MAX_TILE)]
+    starts = range(0, len(ids_N), CHUNK)
+    pictures = [picture for start in starts for picture in square_pictures(data, ids_N[start : start + CHUNK], MAX_TILE)]
     return EmbeddingMap(
         method=method,
         total=len(samples),
@@ -49,14 +50,14 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
     names, samples = _class_names(data), data.samples
     strips = []
-    for i, (sample, picture) in enumerate(zip(ids, _pictures(data, ids, 2 * views.size), strict=True)):
+    for i, (sample, picture) in enumerate(zip(ids, square_pictures(data, ids, 2 * views.size), strict=True)):
         label = -1 if samples.labels is None else int(samples.labels[sample])
         name = names[label] if 0 <= label < len(names) else ""
         strips.append(strip(samples.keys[sample], name, picture, np.ascontiguousarray(bytes_VBHWC[:, i])))
     return strips
 
 
-def _pictures(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
+def square_pictures(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
     """The cached pictures, brought back to the shape of the originals, at most `size` on the long side, on a black square."""
     from PIL import Image
 

@@ -63,7 +63,7 @@ def render(
         config=words.configuration(record.config),
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         version=version,
-        policy=_policy(early, plotly, script),
+        policy=policy(early, plotly, script),
         style=Markup(_file("page.css")),
         early=Markup(early),
         plotly=Markup(plotly),
@@ -79,7 +79,7 @@ def script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _policy(*scripts: str) -> str:
+def policy(*scripts: str) -> str:
     """Content security policy: only these scripts, pictures inside the page, no network."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)

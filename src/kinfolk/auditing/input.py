@@ -1,0 +1,161 @@
+"""Features from a file, by its kind: mapped into memory where the file allows it. Reading never runs code."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfolk.errors import KinfolkError, UsageError
+
+SUFFIXES = (".npy", ".npz", ".parquet", ".safetensors")
+KEYS = ("features", "embeddings", "embedding", "x")
+"""Names that are looked for first in a file that holds several arrays."""
+_SAFETENSORS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+
+
+def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArray[Any]:
+    """The (N, D) array in a `.npy`, `.npz`, `.parquet` or `.safetensors` file; `key` names it where there are several."""
+    path = Path(path)
+    if not path.exists():
+        raise UsageError(f"there is no file or folder `{path}`; give an array file or a run folder")
+    if path.is_dir():
+        raise UsageError(f"`{path}` is a folder without config.yaml, so it is no run; give a run folder or a file that ends in {_kinds()}")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"`{path}` must be a run folder or end in {_kinds()}")
+    if path.stat().st_size == 0:
+        raise KinfolkError(f"`{path}` is empty; write the features again")
+    openers: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {
+        ".npy": _npy,
+        ".npz": _npz,
+        ".parquet": _parquet,
+        ".safetensors": _safetensors,
+    }
+    try:
+        return openers[suffix](path, key)
+    except KinfolkError:
+        raise
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        if "pickle" in str(error).lower() or "object" in str(error).lower():
+            raise KinfolkError(f"`{path}` holds Python objects, not numbers, and is not loaded (it could run code)") from error
+        raise KinfolkError(f"`{path}` is not a readable {suffix} file ({' '.join(str(error).split())}); write it again") from error
+
+
+def _npy(path: Path, key: str | None) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def _npz(path: Path, key: str | None) -> NDArray[Any]:
+    """A member that is stored as it is can be mapped; a compressed one is unpacked into a temporary file."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        info = archive.getinfo(f"{choose_key(names, key, path)}.npy")
+        with archive.open(info) as member:
+            version = np.lib.format.read_magic(member)
+            read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read_header(member)
+            if dtype.hasobject:
+                raise KinfolkError(f"`{path}` holds Python objects, not numbers, and is not loaded (it could run code)")
+            order = "F" if fortran else "C"
+            if info.compress_type == zipfile.ZIP_STORED:
+                file.seek(info.header_offset + 26)
+                name_and_extra = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+                offset = info.header_offset + 30 + name_and_extra + member.tell()
+                return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload,no-any-return]
+            spilled = _spill(shape[::-1] if fortran else shape, dtype)
+            flat = memoryview(spilled.reshape(-1).view(np.uint8))
+            done = 0
+            while done < len(flat) and (piece := member.read(1 << 24)):
+                flat[done : done + len(piece)] = piece
+                done += len(piece)
+            if done < len(flat):
+                raise KinfolkError(f"`{path}` ends before its array does; write it again")
+    return spilled.T if fortran else spilled
+
+
+def _parquet(path: Path, key: str | None) -> NDArray[Any]:
+    """One column of lists, or all columns of floats; decoded in batches into a temporary file, since it can't be mapped."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path, memory_map=True)
+        schema = file.schema_arrow
+        lists = [field.name for field in schema if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)]
+        lists = [name for name in lists if pa.types.is_floating(schema.field(name).type.value_type)]
+        floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+        if not lists and not floats:
+            raise UsageError(f"`{path}` has no column of floats or lists of floats; its columns are {', '.join(schema.names)}")
+        names = [choose_key(lists, key, path)] if lists else floats
+        dtype = (schema.field(names[0]).type.value_type if lists else schema.field(names[0]).type).to_pandas_dtype()
+        num_rows, made, start = file.metadata.num_rows, None, 0
+        for batch in file.iter_batches(batch_size=4096, columns=names):
+            block = _batch(batch, bool(lists), path, start)
+            made = _spill((num_rows, block.shape[1]), np.dtype(dtype)) if made is None else made
+            if block.shape[1] != made.shape[1]:
+                raise KinfolkError(f"the rows of `{path}` have unequal lengths: {made.shape[1]} and {block.shape[1]} around row {start}")
+            made[start : start + len(block)] = block
+            start += len(block)
+    except pa.ArrowException as error:
+        raise KinfolkError(f"`{path}` is not a readable .parquet file ({' '.join(str(error).split())}); write it again") from error
+    if made is None:
+        raise KinfolkError(f"`{path}` has no rows")
+    return made
+
+
+def _batch(batch: Any, lists: bool, path: Path, start: int) -> NDArray[Any]:
+    if any(column.null_count for column in batch.columns):
+        raise KinfolkError(f"`{path}` has rows without features, between rows {start} and {start + batch.num_rows}; remove them")
+    if not lists:
+        return np.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
+    values = batch.column(0).flatten().to_numpy(zero_copy_only=False)
+    if len(values) % batch.num_rows or len(set(np.asarray(batch.column(0).value_lengths()).tolist())) > 1:
+        raise KinfolkError(f"the rows of `{path}` have unequal lengths, between rows {start} and {start + batch.num_rows}")
+    return np.asarray(values.reshape(batch.num_rows, -1))
+
+
+def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise KinfolkError(f"`{path}` is not a readable .safetensors file; write it again")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    chosen = header[choose_key(list(header), key, path)]
+    if chosen["dtype"] not in _SAFETENSORS:
+        raise UsageError(f"`{path}` holds {chosen['dtype']}; features must be F16, F32 or F64, so convert them")
+    offset = 8 + length + int(chosen["data_offsets"][0])
+    return np.memmap(path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=tuple(chosen["shape"]))
+
+
+def choose_key(names: list[str], key: str | None, path: Path) -> str:
+    found = f"it holds {', '.join(names) or 'nothing'}"
+    if key is not None:
+        if key not in names:
+            raise UsageError(f"`{path}` holds no {key!r}; {found}")
+        return key
+    chosen = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
+    if chosen is None:
+        raise UsageError(f"say with --key which part of `{path}` holds the features; {found}")
+    return chosen
+
+
+def _spill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array on disk that goes when nobody holds it any more."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+
+def _kinds() -> str:
+    return ", ".join(SUFFIXES)

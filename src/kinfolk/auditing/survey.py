@@ -1,0 +1,163 @@
+"""A few anchors looked at in full: precision and recall along α, what stands out, and the check of an approximate audit.
+
+Dimension key: S surveyed anchors, R rows of a block, N data set, G values of α.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kinfolk.auditing import shape
+from kinfolk.auditing.features import Features, Floats, Ints
+from kinfolk.data.progress import show_progress
+
+PAIRS, PAIRS_LABELLED = 10_000_000, 50_000_000
+FEWEST_ANCHORS = 256
+ALPHAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+_BLOCK_ELEMENTS = 1 << 23
+BINS = 80
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one α flags: shares of pairs; NaN without labels."""
+
+    alpha: float
+    rule: str
+    share: float
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the surveyed anchors say.
+
+    Args:
+        anchors: (S,) their ids; all samples where there are few.
+        curve: for each α one point of the rule "one α" and one of "α by sample".
+        level: the z of `shape` at the audit's α.
+        excess: share of pairs that stands out from the similarities of strangers, mean over the anchors.
+        edges, density: histogram of all similarities of the anchors.
+        same_density: the same of those with equal labels; None without labels.
+    """
+
+    anchors: Ints
+    curve: tuple[Point, ...]
+    level: float
+    excess: float
+    edges: Floats
+    density: Floats
+    same_density: Floats | None
+
+
+def surveyed_anchors(num_samples: int, labelled: bool) -> Ints:
+    """As many anchors as make some ten million pairs, or fifty where there are labels to count by."""
+    return shape.column_sample(num_samples, max(FEWEST_ANCHORS, (PAIRS_LABELLED if labelled else PAIRS) // num_samples))
+
+
+def full_rows(features: Features, anchors_S: Ints, progress: bool, title: str) -> Iterator[tuple[Ints, Floats]]:
+    """Ids (R,) and all similarities (R, N), −inf to themselves, of a few anchors at a time."""
+    num = len(features)
+    step = max(1, _BLOCK_ELEMENTS // num)
+    starts = range(0, len(anchors_S), step)
+    for start in show_progress(starts, len(starts), title, enabled=progress):
+        ids_R = anchors_S[start : start + step]
+        rows = torch.from_numpy(features.take(ids_R))
+        sim = torch.empty(len(ids_R), num)
+        for column in range(0, num, 1 << 14):
+            sim[:, column : column + (1 << 14)] = rows @ torch.from_numpy(features.rows(column, min(num, column + (1 << 14)))).T
+        sim_RN: Floats = sim.clamp_(-1, 1).numpy()
+        sim_RN[np.arange(len(ids_R)), ids_R] = -np.inf
+        yield ids_R, sim_RN
+
+
+def take_survey(features: Features, alpha: float, labels_N: Ints | None, progress: bool = False) -> Survey:
+    """Looks twice at the rows of the surveyed anchors: for their shape, then for what each α flags."""
+    anchors_S = surveyed_anchors(len(features), labels_N is not None)
+    columns_M, columns_MD = shape.prepared_columns(features)
+    tails_Z = np.zeros(len(shape.LEVELS), dtype=np.int64)
+    edges = np.linspace(-1, 1, BINS + 1, dtype=np.float32)
+    counts, same_counts = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.int64)
+    standing_out = 0.0
+    shapes: list[tuple[Floats, Floats]] = []
+    for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Looking at a few anchors"):
+        shapes.append(shape.spread(shape.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M))[:2])
+        tails_Z += shape.tails(sim_RN, *shapes[-1])
+        standing_out += float(shape.excess(sim_RN, *shapes[-1]).sum())
+        counts += _histogram(sim_RN)
+        if labels_N is not None:
+            same_counts += _histogram(sim_RN[_same(labels_N, ids_R)[0]])
+    pairs = len(anchors_S) * (len(features) - 1)
+    level = shape.level_for(alpha, tails_Z, pairs)
+    curve = _curve(features, anchors_S, labels_N, shapes, tails_Z, sorted({*ALPHAS, alpha}), progress)
+    return Survey(
+        anchors_S,
+        curve,
+        level,
+        standing_out / len(anchors_S),
+        edges,
+        (counts / max(1, counts.sum())).astype(np.float32),
+        None if labels_N is None else (same_counts / max(1, same_counts.sum())).astype(np.float32),
+    )
+
+
+def _curve(
+    features: Features,
+    anchors_S: Ints,
+    labels_N: Ints | None,
+    shapes: list[tuple[Floats, Floats]],
+    tails_Z: NDArray[np.int64],
+    alphas: list[float],
+    progress: bool,
+) -> tuple[Point, ...]:
+    if labels_N is None:
+        return ()
+    others = len(features) - 1
+    pairs = len(anchors_S) * others
+    ranks = [num_kin(alpha, others) for alpha in alphas]
+    levels = [shape.level_for(alpha, tails_Z, pairs) for alpha in alphas]
+    counts = np.zeros((2, len(alphas), 3), dtype=np.int64)  # flagged, judged, hits
+    kin = 0
+    for (ids_R, sim_RN), (median_R, spread_R) in zip(full_rows(features, anchors_S, progress, "Counting along α"), shapes, strict=True):
+        same_RN, known_RN = _same(labels_N, ids_R)
+        kin += int(same_RN.sum())
+        kth = sorted({others - rank for rank in ranks})  # −inf, the sample itself, comes first
+        ordered = np.partition(sim_RN, kth, axis=1)
+        for i, (rank, z) in enumerate(zip(ranks, levels, strict=True)):
+            for rule, bound_R in enumerate((ordered[:, others - rank], median_R + np.float32(z) * spread_R)):
+                above_RN = sim_RN > bound_R[:, None]
+                counts[rule, i] += (int(above_RN.sum()), int((above_RN & known_RN).sum()), int((above_RN & same_RN).sum()))
+    rules = ("one α", "α by sample")
+    return tuple(_point(alpha, rules[rule], counts[rule, i], kin, pairs) for rule in range(2) for i, alpha in enumerate(alphas))
+
+
+def num_kin(alpha: float, others: int) -> int:
+    """How many of `others` similarities lie above their (1 − α) quantile: ⌊α · others⌋, safe from rounding."""
+    return min(others - 1, int(alpha * others + 1e-9))
+
+
+def _point(alpha: float, rule: str, counts: Any, kin: int, pairs: int) -> Point:
+    flagged, judged, hits = (int(count) for count in counts)
+    nan = float("nan")
+    precision, recall = hits / judged if judged else nan, hits / kin if kin else nan
+    return Point(alpha, rule, flagged / pairs, precision, recall, 2 * hits / (judged + kin) if judged + kin else nan)
+
+
+def _same(labels_N: Ints, ids_R: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(R, N), (R, N) whether both labels are known and equal, and whether both are known; a sample itself is neither."""
+    known_RN = (labels_N[ids_R] >= 0)[:, None] & (labels_N >= 0)
+    known_RN[np.arange(len(ids_R)), ids_R] = False
+    return known_RN & (labels_N[ids_R][:, None] == labels_N), known_RN
+
+
+def _histogram(sim: Floats) -> NDArray[np.int64]:
+    values = sim[np.isfinite(sim)]
+    return np.bincount(np.minimum((values + 1) * (BINS / 2), BINS - 1).astype(np.int64), minlength=BINS)
