@@ -31,10 +31,22 @@ def mask(roles: Roles, block: Block) -> Tensor:
     """(R, C) True where kin, however the detector said it."""
     if roles.kin_RC is not None:
         return roles.kin_RC
+    if roles.kin_above_R is not None:
+        return block.sim_RC > roles.kin_above_R.unsqueeze(1)
     found = torch.zeros_like(block.sim_RC, dtype=torch.bool)
     if roles.kin is not None:
         found[roles.kin] = True
     return found
+
+
+def dropped(roles: Roles, block: Block) -> Tensor:
+    """(R, C) True where left out although not kin, however the detector said it."""
+    out = torch.zeros_like(block.sim_RC, dtype=torch.bool) if roles.drop_RC is None else roles.drop_RC.clone()
+    if roles.drop_below_R is not None:
+        out |= block.sim_RC < roles.drop_below_R.unsqueeze(1)
+    if roles.drop is not None:
+        out[roles.drop] = True
+    return out & (block.sim_RC > -torch.inf)
 
 
 def step(detector: Detector, block: Block) -> Tensor:

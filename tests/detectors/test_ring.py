@@ -1,0 +1,241 @@
+"""Ring equals algorithm 1, counts exactly, and never leaves an anchor without negatives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kinfolk.actions import ACTIONS, Action
+from kinfolk.detectors import Ring
+from kinfolk.detectors.ring_shape import drawn, index
+from kinfolk.frameworks.method import Context, build_detector, parse
+from kinfolk.objectives import NTXent, SogCLR
+from kinfolk.pairs import Block, Pairs
+from tests.detectors.blocks import dropped, mask, random_block
+from tests.reference import ring as reference
+
+
+def views(seed: int, batch: int = 12, dim: int = 6, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(2, batch, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def row_block(rows: list[list[float]]) -> Block:
+    sim = torch.tensor(rows)
+    return Block(sim, torch.arange(len(rows)), torch.arange(sim.shape[1]) + 100, 1, (sim > -torch.inf).sum(1))
+
+
+def in_ring(block: Block) -> Tensor:
+    """(R, C) True in the ring of 0.3 to 0.8, and where the candidate is the anchor's own."""
+    roles = Ring(0.3, 0.8).find(block).levels[0]
+    return ~(mask(roles, block) | dropped(roles, block))
+
+
+@given(
+    seed=st.integers(0, 200),
+    bounds=st.sampled_from([("0", "1"), ("0.5", "0.9"), ("0", "0.3"), ("0.29", "1"), ("0.7", "0.71"), ("0.1", "0.99")]),
+    ties=st.booleans(),
+)
+def test_equals_the_sorted_row(seed: int, bounds: tuple[str, str], ties: bool) -> None:
+    block = random_block(seed, [0, 1, 2, 3, 1, 4, 5])
+    if ties:
+        block = row_block(((block.sim_RC * 3).round() / 3).tolist())
+    roles = Ring(float(bounds[0]), float(bounds[1])).find(block).levels[0]
+    kin, far = mask(roles, block), dropped(roles, block)
+    for i, row in enumerate(block.sim_RC.tolist()):
+        too_far, _, too_close = reference.ring(row, *bounds)
+        assert set(far[i].nonzero().flatten().tolist()) == set(too_far)
+        assert set(kin[i].nonzero().flatten().tolist()) == set(too_close)
+
+
+def test_a_whole_queue_equals_the_sorted_row() -> None:
+    g = torch.Generator().manual_seed(0)
+    block = row_block((torch.randn(3, 5_000, generator=g).clamp(-1, 1) * 400).round().div(400).tolist())  # with ties
+    roles = Ring(0.9, 0.99).find(block).levels[0]
+    kin, far = mask(roles, block), dropped(roles, block)
+    for i, row in enumerate(block.sim_RC.tolist()):
+        too_far, _, too_close = reference.ring(row, "0.9", "0.99")
+        assert set(far[i].nonzero().flatten().tolist()) == set(too_far)
+        assert set(kin[i].nonzero().flatten().tolist()) == set(too_close)
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_loss_is_that_of_algorithm_1(judged: bool) -> None:
+    g = torch.Generator().manual_seed(1)
+    anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
+    anchors, queue, positives = (torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue, positives))
+    loss_fn = NTXent(0.2, Ring(0.5, 0.9))
+    loss_fn.watch(torch.zeros(200, dtype=torch.int64) if judged else None)
+    loss = loss_fn.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), torch.arange(60) + 100))
+    own, sim = (anchors * positives).sum(1).tolist(), (anchors @ queue.T).tolist()
+    slow = [reference.moco_ring_loss(s, row, "0.5", "0.9", 0.2) for s, row in zip(own, sim, strict=True)]
+    assert loss.item() == pytest.approx(sum(slow) / 4, rel=1e-10)
+    assert int(loss_fn.stats.flagged) == 4 * 6
+
+
+@pytest.mark.parametrize("objective", [NTXent(0.1), SogCLR(20, 0.1)])
+def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXent | SogCLR) -> None:
+    ringed = NTXent(0.1, Ring(0, 1)) if isinstance(objective, NTXent) else SogCLR(20, 0.1, detector=Ring(0, 1))
+    z = views(2, dtype=torch.float32)
+    assert torch.equal(ringed(z[0], z[1], torch.arange(12)), objective(z[0], z[1], torch.arange(12)))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"num_clusters": (2, 3)}, {"draw": 3}])
+def test_gradient(action: Action, arguments: dict[str, Any]) -> None:
+    detector = Ring(0.3, 0.8, num_samples=5, **arguments)
+    if detector.due(0):
+        detector.refresh(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), 0.0)
+    loss_fn = NTXent(0.5, detector, action).double()
+    z, other = views(3, 5, 3), views(33, 5, 3)
+    loss_fn(other[0], other[1], torch.arange(5))  # learned levels are then no similarity of `z`, where the loss would jump
+
+    def call(x: Tensor) -> Tensor:
+        loss_fn.train("draw" in arguments)
+        torch.manual_seed(0)
+        return loss_fn(x[0], x[1], torch.arange(5))
+
+    assert torch.autograd.gradcheck(call, (z.requires_grad_(),))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}])
+def test_the_order_of_candidates_changes_nothing(arguments: dict[str, Any]) -> None:
+    g = torch.Generator().manual_seed(1)
+    anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
+    order, ids = torch.randperm(60, generator=g), torch.arange(60)
+    one, other = (NTXent(0.2, Ring(0.5, 0.9, num_samples=60, **arguments)).double() for _ in range(2))
+    first = one.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), ids))
+    second = other.on(Pairs(anchors, queue[order], positives.unsqueeze(1), torch.arange(4), ids[order]))
+    assert first.item() == pytest.approx(second.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"draw": 2}])
+def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, Any]) -> None:
+    loss_fn = NTXent(0.01, Ring(0.5, 0.9, num_samples=12, **arguments)).to(dtype)
+    z = views(4, dtype=dtype).requires_grad_()
+    for _ in range(3):
+        loss = loss_fn(z[0], z[1], torch.arange(12))
+        loss.backward()
+    assert loss.isfinite()
+    assert z.grad is not None
+    assert z.grad.isfinite().all()
+    assert all(value.dtype not in (torch.bfloat16, torch.float16) for value in loss_fn.state_dict().values())
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"num_clusters": 1}, {"draw": 1}])
+@pytest.mark.parametrize("bounds", [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)])
+def test_no_anchor_is_left_without_negatives(bounds: tuple[float, float], arguments: dict[str, Any], action: Action) -> None:
+    for batch in (2, 3, 5):
+        detector = Ring(*bounds, num_samples=5, **arguments)
+        if detector.due(0):
+            detector.refresh(torch.randn(5, 3), 0.0)
+        loss_fn = NTXent(0.1, detector, action, positive_in_denominator=False)
+        z = views(5, batch).requires_grad_()
+        for _ in range(2):
+            loss = loss_fn(z[0], z[1], torch.arange(batch))
+        (gradient,) = torch.autograd.grad(loss, z)
+        assert loss.isfinite()
+        assert (gradient != 0).any(2).all()  # every anchor has a positive and something to be pushed from
+
+
+def test_too_few_for_a_ring_keeps_the_farthest_of_the_close() -> None:
+    sim = [[0.1, 0.4, 0.3]]
+    roles = Ring(0.4, 0.6).find(row_block(sim)).levels[0]  # both bounds at index 1
+    assert mask(roles, row_block(sim)).tolist() == [[False, True, True]]
+    assert dropped(roles, row_block(sim)).tolist() == [[True, False, False]]
+    anchors, queue = torch.eye(3)[:1], torch.nn.functional.normalize(torch.tensor([[0.1, 1, 0], [0.4, 0.9, 0], [0.3, 0, 0.9]]), dim=1)
+    pairs = Pairs(anchors, queue, anchors.unsqueeze(1), torch.tensor([9]), torch.arange(3))
+    loss, s = NTXent(0.5, Ring(0.4, 0.6)).on(pairs), float((anchors @ queue.T)[0, 2])
+    assert loss.item() == pytest.approx(math.log(1 + math.exp((s - 1) / 0.5)), rel=1e-5)
+
+
+@given(percent=st.integers(0, 100), n=st.integers(0, 100_000))
+def test_bounds_are_counted_as_they_are_written(percent: int, n: int) -> None:
+    assert index(percent / 100, torch.tensor([n])).item() == percent * n // 100
+
+
+def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
+    ring_RC = torch.rand(50, 40, generator=torch.Generator().manual_seed(0)) < 0.5
+    ring_RC[0] = False
+    ring_RC[1, 3:] = False
+    torch.manual_seed(1)
+    total = torch.zeros(50, 40)
+    for _ in range(200):
+        kept = drawn(ring_RC, 5)
+        assert not (kept & ~ring_RC).any()
+        assert torch.equal(kept.sum(1), ring_RC.sum(1).clamp(max=5))
+        total += kept
+    often = (total / 200)[ring_RC] * ring_RC.sum(1).clamp(min=5).unsqueeze(1).expand(50, 40)[ring_RC] / 5
+    assert (often - 1).abs().max() < 0.75  # each about as often as any other
+    torch.manual_seed(2)
+    first = drawn(ring_RC, 5)
+    torch.manual_seed(2)
+    assert torch.equal(first, drawn(ring_RC, 5))
+
+
+def test_a_draw_leaves_out_the_others_and_evaluation_takes_the_ring_whole() -> None:
+    block, detector = random_block(0, list(range(10))), Ring(0.2, 0.9, draw=4)
+    roles = detector.find(block).levels[0]
+    assert (block.num_negatives_R - dropped(roles, block).sum(1) - mask(roles, block).sum(1)).tolist() == [4] * 20
+    whole = detector.eval().find(block).levels[0]
+    assert torch.equal(dropped(whole, block), dropped(Ring(0.2, 0.9).find(block).levels[0], block))
+    assert torch.equal(mask(whole, block), mask(roles, block))
+
+
+def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
+    block, detector = random_block(0, list(range(10))), Ring(0.3, 0.8, num_samples=10, num_clusters=(2, 2))
+    before = detector.find(block).levels[0]
+    assert not mask(before, block).any()  # no clusters yet: the ring alone, and what is too close is not kin
+    assert torch.equal(dropped(before, block), ~in_ring(block))
+    detector.refresh(torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), 0.0)
+    assert detector.clusters is not None
+    labels = detector.clusters.labels[:, block.row_ids]
+    member = (labels.unsqueeze(2) == labels.unsqueeze(1)).any(0) & (block.sim_RC > -torch.inf)
+    roles = detector.find(block).levels[0]
+    assert torch.equal(mask(roles, block), member)
+    assert torch.equal(dropped(roles, block), ~in_ring(block) & ~member)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lower": -0.1, "upper": 1}, r"`lower` \(=-0.1\) must be in \[0, 1\]"),
+        ({"lower": 0, "upper": 1.5}, r"`upper` \(=1.5\) must be in \[0, 1\]"),
+        ({"lower": 0.5, "upper": 0.5}, r"`lower` \(=0.5\) must be below `upper` \(=0.5\)"),
+        ({"lower": 0, "upper": 1, "draw": 0}, r"`draw` \(=0\) must be at least 1"),
+        ({"lower": 0, "upper": 1, "anneal": "cosine"}, r"`anneal` \(='cosine'\) must be one of none, linear"),
+        ({"lower": 0.2, "upper": 1, "start_lower": 0.5}, r"`start_lower` \(=0.5\) must be in \[0, 0.2\]"),
+        ({"lower": 0, "upper": 1, "anneal_epochs": 0}, r"`anneal_epochs` \(=0\) must be at least 1"),
+        ({"lower": 0, "upper": 1, "anneal_jumps": 0}, r"`anneal_jumps` \(=0\) must be at least 1"),
+        ({"lower": 0, "upper": 1, "boundaries": "soft"}, r"`boundaries` \(='soft'\) must be one of exact, learned"),
+        ({"lower": 0, "upper": 1, "boundaries": "learned"}, "`num_samples` must be given"),
+        ({"lower": 0, "upper": 1, "num_clusters": 3}, "`num_samples` must be given"),
+        ({"lower": 0, "upper": 1, "num_clusters": 9, "num_samples": 4}, r"`num_clusters` \(=9\) must be at least 1 and below"),
+        ({"lower": 0, "upper": 1, "every": 0}, r"`every` \(=0\) must be at least 1"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ring(**arguments)
+
+
+def test_ids_are_needed_where_state_is_kept_by_them() -> None:
+    z = views(0)
+    for arguments in ({"boundaries": "learned"}, {"num_clusters": 2}):
+        with pytest.raises(ValueError, match="`ids` must be given"):
+            NTXent(0.1, Ring(0.1, 0.9, num_samples=20, **arguments))(z[0], z[1])  # type: ignore[arg-type]
+
+
+def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
+    given = Ring(0.5, 0.9, num_samples=9, draw=4, anneal="step", anneal_jumps=3, boundaries="learned", num_clusters=(2, 3), every=2, seed=1)
+    assert repr(eval(repr(given))) == repr(given)
+    assert repr(Ring(0.5, 0.9)) == "Ring(lower=0.5, upper=0.9)"
+    made = build_detector(parse("simclr+ring:learned"), Context(30), {})
+    assert repr(made) == "Ring(lower=0.9, upper=0.99, num_samples=30, anneal='linear', boundaries='learned')"
