@@ -54,7 +54,8 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
         labels: (N,) pseudo-labels p, or (L, N) of several levels, of which the mean is taken. Below 0: alone.
         truth: (N,) classes y; below 0: unknown, the sample is left out.
     """
-    levels_LN, truth_N = torch.atleast_2d(torch.as_tensor(labels)).cpu(), torch.as_tensor(truth).cpu().to(torch.int64)
+    levels_LN, truth_N = torch.as_tensor(labels).cpu(), torch.as_tensor(truth).cpu().to(torch.int64)
+    levels_LN = levels_LN.unsqueeze(0) if levels_LN.ndim == 1 else levels_LN
     if levels_LN.ndim != 2 or truth_N.shape != levels_LN.shape[1:]:
         raise ValueError(f"`labels` (={tuple(levels_LN.shape)}) must be (N,) or (levels, N), `truth` (={tuple(truth_N.shape)}) (N,)")
     known_N = truth_N >= 0
