@@ -58,7 +58,7 @@ class Hierarchy(nn.Module):
         *,
         merge_similarity: float | Sequence[float],
         dim: int | None = None,
-        parts: int = 2,
+        parts: int = 3,
         rule: Rule = "centres",
         max_units: int = 32,
     ) -> None:

@@ -2,8 +2,9 @@
 
     ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),   γ_i = ρ_i δ_i
 
-The m units of largest γ are prototypes; every unit goes to one of them. d is the distance of the unit-norm centres and d_c² the mean of
-d² in the cluster: a share of the neighbours, as in the paper, says nothing among a few dozen units.
+The m − 1 units of largest γ and, of the others, the one of largest δ are prototypes; every unit goes to one of them. γ finds groups, but
+never a single stray unit; tried as a prototype, it is merged back where it is not astray. d is the distance of the unit-norm centres and
+d_c² the mean of d² in the cluster: a share of the neighbours, as in the paper, says nothing among a few dozen units.
 
 Dimension key: K clusters, W units of each (padded), D embedding, m parts.
 """
@@ -41,7 +42,7 @@ def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int, rule
 
 
 def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """(K, m) places of the prototypes, the largest γ first, and (K, m) which of them there are. Of equals the earlier place wins."""
+    """(K, m) places of the prototypes and (K, m) which of them there are. Of equals the earlier place wins."""
     both_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1)
     square_KWW = (2 - 2 * sim_KWW).clamp(min=0).masked_fill(~both_KWW, 0)
     number_K = valid_KW.sum(1)
@@ -57,5 +58,8 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
     delta_KW = torch.where(nearest_KW.isinf(), square_KWW.amax(2), nearest_KW).sqrt()
     gamma_KW = (rho_KW * delta_KW).masked_fill(~valid_KW, -1)
     gamma_KW[:, 0] = torch.where(rest_K, torch.inf, gamma_KW[:, 0])
-    order_Km = gamma_KW.argsort(dim=1, descending=True, stable=True)[:, :parts]
-    return order_Km, gamma_KW.gather(1, order_Km) >= 0
+    by_peak_Km = gamma_KW.argsort(dim=1, descending=True, stable=True)[:, : parts - 1]
+    left_KW = delta_KW.masked_fill(~valid_KW, -1).scatter(1, by_peak_Km, -1)
+    far_K1 = left_KW.argmax(1, keepdim=True)
+    known_Km = torch.cat((gamma_KW.gather(1, by_peak_Km), left_KW.gather(1, far_K1)), 1) >= 0
+    return torch.cat((by_peak_Km, far_K1), 1), known_Km

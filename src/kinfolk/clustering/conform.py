@@ -1,0 +1,48 @@
+"""How far levels of labels are nested: the share of samples that conform to the hierarchy (RCL, section 5.3).
+
+Dimension key: N samples, H levels, P pairs of a cluster and one above it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def conforming(labels: Tensor, *, strict: bool = False) -> float:
+    """Share in [0, 1] of the samples that conform, of (H, N) labels from the lowest level to the highest.
+
+    A sample conforms if at every higher level it is with most of each of its lower clusters (the smallest label where two are equally
+    many). `strict`: with all of it, so that one stray sample speaks against the whole cluster. Nested labels: 1. The paper gives figures
+    (k-means 73.88 %, DBSCAN 97.3 %) and no definition.
+
+    Example:
+        >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
+        0.75
+        >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]), strict=True)
+        0.25
+    """
+    if labels.ndim != 2 or not labels.shape[1]:
+        raise ValueError(f"`labels` (={tuple(labels.shape)}) must have the shape (levels, samples)")
+    good_N = torch.ones(labels.shape[1], dtype=torch.bool, device=labels.device)
+    for high in range(1, len(labels)):
+        for low in range(high):
+            good_N &= _with_most(labels[low], labels[high], strict)
+    return good_N.double().mean().item()
+
+
+def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
+    """(N,) whether the sample's label above is that of most, or of all, of its cluster below."""
+    low_N = torch.unique(low_N, return_inverse=True)[1]
+    high_N = torch.unique(high_N, return_inverse=True)[1]
+    span = int(high_N.max()) + 1
+    pair_P, inverse_N, count_P = torch.unique(low_N * span + high_N, return_inverse=True, return_counts=True)
+    cluster_P = pair_P // span
+    wanted = torch.zeros(int(low_N.max()) + 1, dtype=torch.int64, device=low_N.device)
+    if strict:
+        return count_P[inverse_N] == torch.bincount(low_N)[low_N]
+    most = wanted.scatter_reduce(0, cluster_P, count_P, "amax")
+    largest_P = count_P == most[cluster_P]
+    place_P = torch.arange(len(pair_P), device=low_N.device)
+    first = torch.full_like(wanted, len(pair_P)).scatter_reduce(0, cluster_P[largest_P], place_P[largest_P], "amin")
+    return first[low_N] == inverse_N
