@@ -13,7 +13,12 @@ from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.method import Context, Method, build, detector_arguments, framework_arguments, parse
 
 NUM_SAMPLES = 24
-REQUIRED: dict[str, dict[str, Any]] = {"glofnd": {"alpha": 0.1}, "fnc": {"top_k": 2}, "cave": {"num_clusters": 3}}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "glofnd": {"alpha": 0.1},
+    "fnc": {"top_k": 2},
+    "cave": {"num_clusters": 3},
+    "known": {"pairs": torch.tensor([[0, 2], [4, 8]])},
+}
 SMALL: dict[str, dict[str, Any]] = {
     "moco": {"queue_size": 10},
     "ir": {"num_negatives": 20, "bank_momentum": 0.0},

@@ -52,7 +52,8 @@
     }
     if (note) figure.append(make("span", "num", note));
     if (label !== null) {
-      const name = make("b", "", label);
+      const differs = against !== undefined && labelOf(against) !== null && label !== labelOf(against);
+      const name = make("b", "", (differs ? "✗ " : "") + label);
       name.dir = "auto";
       figure.append(name);
     }

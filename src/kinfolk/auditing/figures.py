@@ -19,9 +19,11 @@ def panels_of(audit: Audit) -> list[Panel]:
     """The distributions and, with labels, precision, recall and F1 along α."""
     survey = audit.survey
     centre = (survey.edges[:-1] + survey.edges[1:]) / 2
-    lines = [_line("all pairs", centre, survey.density, "accent")]
+    present = np.flatnonzero(survey.density > 1e-6)
+    seen = slice(max(0, present[0] - 1), present[-1] + 2)
+    lines = [_line("all pairs", centre[seen], survey.density[seen], "accent")]
     if survey.same_density is not None:
-        lines.append(_line("equal labels", centre, survey.same_density, "second"))
+        lines.append(_line("equal labels", centre[seen], survey.same_density[seen], "second"))
     which = "all anchors" if len(survey.anchors) == len(audit) else f"{len(survey.anchors):,} anchors drawn at random"
     low, middle, high = np.quantile(audit.thresholds, (0.05, 0.5, 0.95))
     panels = [
@@ -51,7 +53,7 @@ def panels_of(audit: Audit) -> list[Panel]:
             _line("precision", alphas, [p.precision for p in one], "accent"),
             _line("recall", alphas, [p.recall for p in one], "second"),
             _line("F1", alphas, [p.f1 for p in one], "third"),
-            _line("F1, α by sample", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"),
+            _line("F1, own α", [p.alpha for p in own], [p.f1 for p in own], "third", dash="dot"),
         ]
         figure = _figure(traces, "α")
         figure["layout"]["xaxis"] |= {"type": "log", "tickvals": [0.001, 0.01, 0.1, 0.3], "tickformat": "~g"}

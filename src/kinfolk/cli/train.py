@@ -27,6 +27,12 @@ def train(
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="framework[+detector[:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING)
     ] = None,
+    known_kin: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Pairs of `kinfolk audit`, for +known: .parquet or .csv.", rich_help_panel=LEARNING, show_default=False
+        ),
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="Start from a recipe: a name, or a YAML file.", rich_help_panel=LEARNING)] = None,
     model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=LEARNING)] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.", rich_help_panel=LEARNING)] = None,
@@ -59,7 +65,10 @@ def train(
     """
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; give one of them")
+    if known_kin is not None and (method is None or "+known" not in method.lower()) and not (method is None and (resume or recipe)):
+        raise UsageError(f"--known-kin needs a method that takes it, as in --method {(method or 'simclr').partition('+')[0]}+known")
     flags: dict[str, Any] = {
+        "detector.pairs": None if known_kin is None else str(known_kin),
         "data.labels_from_folders": labels_from_folders or None,
         "data.workers": workers,
         "views.size": image_size,

@@ -5,6 +5,7 @@ from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
 from kinfolk.detectors.ifnd import IFND
+from kinfolk.detectors.known import Known
 from kinfolk.detectors.neighbours import Neighbours
 from kinfolk.detectors.oracle import Oracle
 from kinfolk.detectors.ring import Ring
@@ -18,7 +19,8 @@ DETECTORS: dict[str, type[Detector]] = {
     "neighbours": Neighbours,
     "ring": Ring,
     "cave": Cave,
+    "known": Known,
 }
 """The names of the method grammar."""
 
-__all__ = ["DETECTORS", "FNC", "IFND", "Cave", "Detector", "Found", "GloFND", "Neighbours", "Oracle", "Ring", "StartAt"]
+__all__ = ["DETECTORS", "FNC", "IFND", "Cave", "Detector", "Found", "GloFND", "Known", "Neighbours", "Oracle", "Ring", "StartAt"]

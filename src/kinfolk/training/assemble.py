@@ -72,7 +72,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 def placed(config: TrainConfig) -> TrainConfig:
     """Paths made absolute, so that the run finds its data from any working directory. The name of a bundled data set is no path."""
-    named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy}
+    named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
     return config.with_settings({key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)})
 
 

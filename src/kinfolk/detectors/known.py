@@ -1,0 +1,117 @@
+"""Known kin: pairs that were found beforehand, such as those an audit of a strong foreign model's embeddings lists.
+
+Dimension key: R rows of a block, C candidates, N data set, P pairs, E pairs of the block's rows, M matches.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.pairs import Block, Roles, own_matches
+
+
+class Known(Detector):
+    """Kin are the listed pairs, whatever the embedding says now.
+
+    No state: pairs are data, so they are not in `state_dict()`.
+
+    Args:
+        num_samples: N, size of the data set.
+        pairs: (P, 2) integers, sample ids of anchor and kin; or a file with the columns `anchor` and `kin`, `.parquet` or `.csv`, such as
+            the `pairs.parquet` of an audit.
+        symmetric: a pair holds both ways, also where only one of the two lists the other.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Known(3, torch.tensor([[0, 2]])))
+        >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
+        True
+    """
+
+    paper: ClassVar[str] = "pairs found beforehand, as by `kinfolk audit`"
+    needs: ClassVar[str] = "pairs (--known-kin FILE)"
+    addresses: ClassVar[bool] = True
+
+    def __init__(self, num_samples: int, pairs: str | Path | Tensor, symmetric: bool = True) -> None:
+        super().__init__()
+        if num_samples < 1:
+            raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
+        self.num_samples, self.symmetric = num_samples, symmetric
+        name = "`pairs`" if isinstance(pairs, Tensor) else f"`{pairs}`"
+        pairs_P2 = pairs if isinstance(pairs, Tensor) else read_pairs(pairs)
+        if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2 or pairs_P2.is_floating_point() or pairs_P2.dtype == torch.bool:
+            raise ValueError(f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the shape (pairs, 2)")
+        start_N, kin_P = _by_anchor(pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name)
+        self.start_N: Tensor
+        self.kin_P: Tensor
+        self.register_buffer("start_N", start_N, persistent=False)
+        self.register_buffer("kin_P", kin_P, persistent=False)
+
+    def find(self, block: Block) -> Found:
+        """Looks up each row's listed kin among the candidates: time and memory by the number of listed pairs, not by R · C."""
+        low, high = (int(x) for x in block.ids.aminmax())
+        if low < 0 or high >= self.num_samples:
+            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {self.num_samples}), the number of samples")
+        ids_R = block.row_ids
+        first_R = self.start_N[ids_R]
+        count_R = self.start_N[ids_R + 1] - first_R
+        row_E = torch.repeat_interleave(torch.arange(len(ids_R), device=ids_R.device), count_R)
+        within_E = torch.arange(len(row_E), device=ids_R.device) - (count_R.cumsum(0) - count_R)[row_E]
+        of_M, col_M = own_matches(self.kin_P[first_R[row_E] + within_E], *block.candidate_ids.sort())
+        row_M = row_E[of_M]
+        candidate_M = block.sim_RC[row_M, col_M] > -torch.inf  # what shares the anchor's group is its own, never kin
+        return Found((Roles(kin=(row_M[candidate_M], col_M[candidate_M])),))
+
+    def __repr__(self) -> str:
+        return f"Known({self.num_samples}, pairs=<{len(self.kin_P)} pairs>, symmetric={self.symmetric})"
+
+
+def read_pairs(path: str | os.PathLike[str]) -> Tensor:
+    """(P, 2) anchor and kin of a table; nothing in it is run."""
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"there is no file `{path}` of known kin; give the pairs.parquet that `kinfolk audit` wrote")
+    import pyarrow as pa
+
+    try:
+        if path.suffix.lower() == ".csv":
+            import pyarrow.csv as tables
+
+            table = tables.read_csv(path)
+        else:
+            import pyarrow.parquet as parquet
+
+            table = parquet.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise KinfolkError(f"`{path}` is not a readable table of known kin ({' '.join(str(error).split())})") from error
+    columns = []
+    for name in ("anchor", "kin"):
+        if name not in table.column_names or not pa.types.is_integer(table[name].type) or table[name].null_count:
+            raise KinfolkError(f"`{path}` must have the columns `anchor` and `kin` of sample ids; it has {', '.join(table.column_names)}")
+        columns.append(torch.tensor(table[name].to_numpy(), dtype=torch.int64))
+    return torch.stack(columns, 1)
+
+
+def _by_anchor(pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str) -> tuple[Tensor, Tensor]:
+    """(N + 1,), (P,): where each anchor's kin begin, and the kin, each once; a sample is not its own kin."""
+    if len(pairs_P2):
+        low, high = (int(x) for x in pairs_P2.aminmax())
+        if low < 0 or high >= num_samples:
+            raise ValueError(
+                f"{name} (=sample id {low if low < 0 else high}) must be in [0, {num_samples}): there are that many training samples; "
+                "take the pairs from features of exactly these, in their order"
+            )
+    if symmetric:
+        pairs_P2 = torch.cat([pairs_P2, pairs_P2.flip(1)])
+    pairs_P2 = pairs_P2[pairs_P2[:, 0] != pairs_P2[:, 1]]
+    key_P = torch.unique(pairs_P2[:, 0] * num_samples + pairs_P2[:, 1])
+    anchor_P, kin_P = key_P.div(num_samples, rounding_mode="floor"), key_P % num_samples
+    start_N = torch.searchsorted(anchor_P, torch.arange(num_samples + 1))
+    return start_N, kin_P
