@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from kinfolk.actions import ACTIONS, Action
+from kinfolk.detectors.base import Detector, Found
 from kinfolk.objectives import NTXent
-from kinfolk.pairs import Roles
+from kinfolk.pairs import Block, Roles
 from tests.scripted import Scripted, same_class
 
 
@@ -30,3 +31,35 @@ def test_a_row_short_of_negatives_is_given_back_its_least_similar() -> None:
     loss_fn = NTXent(0.2, detector, min_negatives=3)
     loss_fn(z[0], z[1])
     assert int(loss_fn.stats.flagged) == 2 * (8 - 3)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("min_negatives", [1, 4])
+@pytest.mark.parametrize(("low", "high"), [(-0.2, 0.4), (None, 0.1), (-0.2, 2.0), (0.9, 0.95), (-2.0, -0.9), (0.3, 0.30001)])
+def test_levels_are_their_masks(action: Action, min_negatives: int, low: float | None, high: float) -> None:
+    """Also where a level leaves rows with too few, or with none."""
+    z = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Levels(Detector):
+        def __init__(self, masked: bool) -> None:
+            super().__init__()
+            self.masked = masked
+
+        def find(self, block: Block) -> Found:
+            sim_RC = block.sim_RC
+            high_R, low_R = sim_RC.new_full((len(sim_RC),), high), None if low is None else sim_RC.new_full((len(sim_RC),), low)
+            if not self.masked:
+                return Found((Roles(kin_above_R=high_R, drop_below_R=low_R),))
+            drop_RC = None if low is None else (sim_RC < low) & (sim_RC < sim_RC.amax(1, keepdim=True).clamp(max=low))
+            return Found((Roles(kin_RC=sim_RC > high, drop_RC=drop_RC),))
+
+    by_level, by_mask = (NTXent(0.2, Levels(masked), action, min_negatives, block_rows=6) for masked in (False, True))
+    losses = []
+    for loss_fn in (by_level, by_mask):
+        x = z.clone().requires_grad_()
+        loss = loss_fn(x[0], x[1])
+        loss.backward()
+        losses.append((loss.detach(), x.grad))
+    torch.testing.assert_close(losses[0], losses[1])
+    assert losses[0][0].isfinite()
+    assert torch.equal(by_level.stats.counts(), by_mask.stats.counts())
