@@ -100,4 +100,4 @@ def test_a_warm_up_keeps_it_waiting() -> None:
     for epoch, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
         detector.set_progress(epoch, 4)
         detector.hear("knn", accuracy)
-    assert detector.detector.lower == pytest.approx(0.3)  # type: ignore[union-attr]
+    assert detector.detector.lower == pytest.approx(0.3)

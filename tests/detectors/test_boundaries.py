@@ -21,7 +21,7 @@ def features(num: int, dim: int = 8, seed: int = 0) -> Tensor:
 
 def batches(z: Tensor, size: int, epochs: int, seed: int = 0) -> list[Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return [part for _ in range(epochs) for part in torch.randperm(len(z), generator=g).split(size)]
+    return [part for _ in range(epochs) for part in torch.split(torch.randperm(len(z), generator=g), size)]
 
 
 def block_of(z: Tensor, ids: Tensor, columns: Tensor) -> Block:

@@ -98,7 +98,8 @@ def test_gradient(action: Action, arguments: dict[str, Any]) -> None:
     def call(x: Tensor) -> Tensor:
         loss_fn.train("draw" in arguments)
         torch.manual_seed(0)
-        return loss_fn(x[0], x[1], torch.arange(5))
+        loss: Tensor = loss_fn(x[0], x[1], torch.arange(5))
+        return loss
 
     assert torch.autograd.gradcheck(call, (z.requires_grad_(),))
 
@@ -228,9 +229,10 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 
 def test_ids_are_needed_where_state_is_kept_by_them() -> None:
     z = views(0)
-    for arguments in ({"boundaries": "learned"}, {"num_clusters": 2}):
+    kept: list[dict[str, Any]] = [{"boundaries": "learned"}, {"num_clusters": 2}]
+    for arguments in kept:
         with pytest.raises(ValueError, match="`ids` must be given"):
-            NTXent(0.1, Ring(0.1, 0.9, num_samples=20, **arguments))(z[0], z[1])  # type: ignore[arg-type]
+            NTXent(0.1, Ring(0.1, 0.9, num_samples=20, **arguments))(z[0], z[1])
 
 
 def test_repr_is_the_call_and_the_grammar_knows_it() -> None:

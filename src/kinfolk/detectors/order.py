@@ -60,7 +60,7 @@ def sampled(sim_RC: Tensor, most: int, turn: int = 0) -> Tensor:
         return sim_RC
     step = num_columns // num_runs
     first = turn * _RUN % (step - _RUN + 1)
-    return sim_RC[:, : num_runs * step].unflatten(1, (num_runs, step))[:, :, first : first + _RUN].flatten(1)
+    return sim_RC[:, : num_runs * step].view(len(sim_RC), num_runs, step)[:, :, first : first + _RUN].flatten(1)
 
 
 def _at_once(sim_RC: Tensor, place_R: Tensor) -> Cut:
