@@ -1,0 +1,205 @@
+"""The audit against slow loops, and against itself where the same must come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kinfolk as kf
+from kinfolk.auditing import exact, shape
+from kinfolk.auditing.features import Features
+from kinfolk.auditing.survey import take_survey
+from kinfolk.errors import KinfolkError, UsageError
+from tests.reference import audit as reference
+
+
+def clustered(num: int, dim: int = 6, clusters: int = 4, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, clusters, num)
+    return (rng.normal(size=(clusters, dim))[labels] + 0.7 * rng.normal(size=(num, dim))).astype(np.float32), labels
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and samples of columns so small that a few hundred samples take the way of many."""
+    monkeypatch.setattr(exact, "ROWS", 16)
+    monkeypatch.setattr(exact, "COLUMNS", 37)
+    monkeypatch.setattr(shape, "COLUMNS", 64)
+    monkeypatch.setattr(shape.column_sample, "__defaults__", (64,))
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("num", [3, 60])
+def test_equals_the_slow_loops(num: int, alpha: float) -> None:
+    x, labels = clustered(num)
+    labels[::5] = -1
+    found = kf.audit(x, alpha, labels, pairs=4)
+    thresholds, kin = reference.flagged(x, alpha)
+    np.testing.assert_allclose(found.thresholds, thresholds, atol=2e-6)
+    assert found.flagged.tolist() == [len(row) for row in kin]
+    expected = [(i, j, rank) for i, row in enumerate(kin) for rank, (j, _) in enumerate(row[:4], 1)]
+    assert [(int(pair["anchor"]), int(pair["kin"]), int(pair["rank"])) for pair in found.pairs] == expected
+    np.testing.assert_allclose(found.pairs["similarity"], [s for row in kin for _, s in row[:4]], atol=2e-6)
+    assert found.occurrence.tolist() == np.bincount([j for row in kin for j, _ in row], minlength=num).tolist()
+    if any(kin) and num > 3:
+        assert (found.precision, found.recall, found.f1) == pytest.approx(reference.judged(kin, labels.tolist()))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("alpha", [0.005, 0.05, 0.4])
+def test_brackets_tiles_and_threads_change_nothing(alpha: float, workers: int) -> None:
+    x, labels = clustered(333, seed=1)
+    found = kf.audit(x, alpha, labels, pairs=7, workers=workers, search="exact")
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for i, row in enumerate(unit @ unit.T):
+        others = np.delete(row, i)
+        level = np.quantile(others, 1 - alpha, method="inverted_cdf")
+        assert found.thresholds[i] == pytest.approx(level, abs=1e-6)
+        listed = found.pairs[found.pairs["anchor"] == i]
+        best = np.sort(others[others > level + 1e-6])[::-1][:7]
+        np.testing.assert_allclose(listed["similarity"][: len(best)], best, atol=1e-6)
+    point = next(point for point in found.survey.curve if point.rule == "one α" and point.alpha == alpha)
+    assert len(found.survey.anchors) == 333
+    assert (found.precision, found.recall, found.f1) == pytest.approx((point.precision, point.recall, point.f1), abs=1e-3)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_ties_and_copies_end_and_flag_no_more_than_alpha() -> None:
+    x = np.tile(np.asarray([[1.0, 0.0], [0.0, 1.0]], np.float32), (120, 1))
+    found = kf.audit(x, 0.05, pairs=3, search="exact")
+    assert (found.thresholds == 1).all()
+    assert not found.flagged.any()
+    assert found.num_groups("duplicate") == 2
+    assert len(found.groups) == 240
+
+
+def test_any_float_and_any_holder_give_the_same() -> None:
+    x, _ = clustered(80)
+    half = x.astype(np.float16)
+    found = kf.audit(half, 0.1)
+    for same in (half.astype(np.float32), half.astype(np.float64) * 1e10, torch.from_numpy(half.astype(np.float32)), half[:, ::-1]):
+        other = kf.audit(same, 0.1)
+        np.testing.assert_allclose(other.thresholds, found.thresholds, atol=1e-6)
+        assert other.pairs["kin"].tolist() == found.pairs["kin"].tolist()
+
+
+def test_the_input_is_not_changed() -> None:
+    x, labels = clustered(50)
+    before = x.copy()
+    x.flags.writeable = False
+    kf.audit(x, 0.1, labels)
+    assert np.array_equal(x, before)
+
+
+def test_labels_by_name_and_unknown_ones() -> None:
+    x, labels = clustered(60)
+    names = [None if i % 7 == 0 else f"class {label}" for i, label in enumerate(labels)]
+    numbers = np.where(np.arange(60) % 7 == 0, -1, labels)
+    one, two = kf.audit(x, 0.1, names), kf.audit(x, 0.1, numbers)
+    assert (one.precision, one.recall, one.f1) == (two.precision, two.recall, two.f1)
+    assert one.classes == [f"class {i}" for i in range(4)]
+
+
+def test_without_labels_nothing_is_judged() -> None:
+    found = kf.audit(clustered(50)[0], 0.1)
+    assert np.isnan([found.precision, found.recall, found.f1, found.kin_share]).all()
+    assert found.best_alpha is None
+    assert found.survey.curve == ()
+
+
+def test_approximate_agrees_with_exact_and_says_how_well() -> None:
+    x, labels = clustered(3000, dim=16, clusters=30)
+    near, far = kf.audit(x, 0.02, labels, pairs=5, search="exact"), kf.audit(x, 0.02, labels, pairs=5, search="approximate")
+    assert near.check is None
+    assert far.check is not None
+    assert far.check.recall >= 0.9
+    same = {*zip(near.pairs["anchor"], near.pairs["kin"], strict=True)} & {*zip(far.pairs["anchor"], far.pairs["kin"], strict=True)}
+    assert len(same) / len(near.pairs) == pytest.approx(far.check.recall, abs=0.05)
+    error = np.abs(near.thresholds - far.thresholds).mean()
+    assert error == pytest.approx(far.check.threshold_error, abs=0.01)
+    assert error < 0.02
+    assert far.f1 == pytest.approx(near.f1, abs=0.02)
+
+
+def test_own_shares_have_the_mean_alpha() -> None:
+    x, _ = clustered(900, dim=8)
+    found = kf.audit(x, 0.05, search="exact")
+    assert found.alphas.mean() == pytest.approx(0.05, rel=0.1)
+    assert found.alphas.std() > 0
+    survey = take_survey(Features(x), 0.05, None)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    own = np.delete(unit[5] @ unit.T, 5)
+    median, low = np.median(own), np.quantile(own, shape.LOW)
+    share = (own > median + survey.level * (median - low)).mean()
+    assert found.alphas[5] == pytest.approx(share, abs=0.01)
+
+
+def test_what_stands_out_is_suggested() -> None:
+    x, labels = clustered(1500, dim=48, clusters=50)
+    found = kf.audit(x, 0.01, labels)
+    assert found.kin_share == pytest.approx(0.02, abs=0.002)
+    assert found.suggested_alpha == pytest.approx(found.kin_share, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("features", "arguments", "words"),
+    [
+        (np.zeros((2, 3), np.float32), {}, "must hold at least 3"),
+        (np.ones(5, np.float32), {}, r"must have the shape \(samples, features\)"),
+        (np.ones((5, 0), np.float32), {}, "at least one feature"),
+        (np.ones((5, 3), np.int64), {}, "must be float16, float32 or float64"),
+        (np.ones((5, 3)), {"alpha": 0}, r"`alpha` \(=0\) must be in \(0, 1\)"),
+        (np.ones((5, 3)), {"alpha": 1.0}, r"`alpha` \(=1.0\)"),
+        (np.ones((5, 3)), {"alpha": float("nan")}, r"`alpha` \(=nan\)"),
+        (np.ones((5, 3)), {"labels": [1, 2]}, r"`labels` \(=2 labels\) must be as many as the samples \(=5\)"),
+        (np.ones((5, 3)), {"labels": np.zeros((5, 2))}, "one label for each sample"),
+        (np.ones((5, 3)), {"pairs": 0}, r"`pairs` \(=0\) must be at least 1"),
+        (np.ones((5, 3)), {"near": 2}, r"`near` \(=2\)"),
+        (np.ones((5, 3)), {"batch_sizes": [1]}, "`batch_sizes`"),
+        (np.ones((5, 3)), {"search": "fast"}, "must be auto, exact or approximate"),
+        (np.ones((5, 3)), {"names": ["a"]}, "`names`"),
+    ],
+)
+def test_wrong_use_is_named(features: Any, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        kf.audit(features, **arguments)
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN or infinite"), (np.inf, "NaN or infinite"), (0.0, "all zero")])
+def test_bad_rows_are_counted_and_the_first_is_named(value: float, words: str) -> None:
+    x, _ = clustered(20)
+    x[[4, 9]] = value
+    with pytest.raises(KinfolkError, match=rf"2 of 20 rows \(the first is row 4\) .* {words}"):
+        kf.audit(x)
+
+
+def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
+    import json
+
+    import pyarrow.csv as pc
+    import pyarrow.parquet as pq
+
+    x, labels = clustered(90)
+    x[7] = x[3]
+    found = kf.audit(x, 0.1, labels, pairs=3)
+    out = found.save(tmp_path / "deep" / "audit")
+    pairs = pq.read_table(out / "pairs.parquet")
+    assert pairs.column_names == ["anchor", "kin", "similarity", "rank"]
+    assert pairs["kin"].to_pylist() == found.pairs["kin"].tolist() == pc.read_csv(out / "pairs.csv")["kin"].to_pylist()
+    thresholds = pq.read_table(out / "thresholds.parquet")
+    assert thresholds["threshold"].to_numpy().tolist() == found.thresholds.tolist()
+    assert pq.read_table(out / "groups.parquet")["sample"].to_pylist()[:2] == [3, 7]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["exact"] is True
+    assert summary["f1"] == found.f1
+    assert (out / "audit.html").stat().st_size > 100_000
+    detector = kf.Known(90, str(out / "pairs.parquet"), symmetric=False)
+    assert detector.kin_P.sort().values.tolist() == sorted(found.pairs["kin"].tolist())
+    kf.audit(x[8:], 0.1).save(out)
+    assert not (out / "curve.csv").exists(), "an earlier audit's curve does not stay beside another's pairs"
+    assert not list(out.glob("*.partial"))
