@@ -223,7 +223,7 @@ def on_rank(rank: int, folder: str, queue_size: int) -> None:
     parts = []
     for step in range(3):
         views, ids = batch(step, sum(SIZES))
-        parts.append((torch.split(views, SIZES, 1)[rank], torch.split(ids, SIZES)[rank]))
+        parts.append((torch.split(views, list(SIZES), 1)[rank], torch.split(ids, list(SIZES))[rank]))
     torch.save(two_steps(DistributedDataParallel(framework), framework, parts), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

@@ -74,7 +74,7 @@ class Prototypes(Exact):
 
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids` (A,), −1 where not accepted, for each level."""
-        phi = torch.split(self.concentration, self.clusters.num_clusters)
+        phi = torch.split(self.concentration, list(self.clusters.num_clusters))
         labels = self.clusters.labels[:, ids].where(self.accepted[:, ids], -1)
         return [(self.clusters.level(level), phi[level], labels[level]) for level in range(len(phi))]
 
