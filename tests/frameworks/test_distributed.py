@@ -27,6 +27,9 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ir, whole bank": ("ir", {"num_negatives": None, "bank_momentum": 0.0}, {}),
     "ir+oracle": ("ir+oracle:reweight", {"num_negatives": None}, {}),
     "ir+glofnd": ("ir+glofnd", {"num_negatives": 25}, {"alpha": 0.2, "init": "quantile"}),
+    "cmc": ("cmc", {"num_negatives": 25}, {}),
+    "cmc+glofnd": ("cmc+glofnd", {"num_negatives": None}, {"alpha": 0.2, "init": "quantile"}),
+    "la": ("la", {"num_clusters": 5, "num_clusterings": 2, "num_background": 20, "warmup_epochs": 0}, {}),
 }
 
 
@@ -57,6 +60,8 @@ def trained(module: nn.Module, framework: Framework, batches: list[tuple[Tensor,
     params = [p for p in framework.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(params, lr=0.1)
     out: dict[str, Any] = {"loss": [], "gradient": []}
+    if framework.due(0):
+        framework.refresh(framework.known_features, 0.0)
     for views, ids in batches:
         optimizer.zero_grad()
         loss = module(views, ids)
