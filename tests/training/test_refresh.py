@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from kinfolk.data.images import ImageData
@@ -18,6 +21,8 @@ from kinfolk.evaluation.embed_parts import embed_in_parts
 from kinfolk.frameworks.base import Framework
 from kinfolk.training import keeper, refresh
 from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.journal import Journal
+from kinfolk.training.progress import ProgressBar
 from kinfolk.training.run import Run
 from kinfolk.training.train import train
 from tests.training.children import run_child, run_ranks, training
@@ -119,6 +124,22 @@ def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeyp
     run = train(**training(tmp_path / "run", settings={"knn.every": 2}))
     knn = [row["knn"] for row in run.epochs() if "knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
+
+
+def test_the_embedding_has_a_bar_of_its_own_while_it_lasts(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=140)
+    bar = ProgressBar(console, Journal(Run(tmp_path), [], 1), 1)
+    batches = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0)))
+    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=3, fit_loop=SimpleNamespace(epoch_loop=batches))
+    module: Any = None
+    assert list(bar.track(range(2))) == [0, 1], "without a bar of the training there is none"
+    bar.on_train_start(trainer, module)
+    assert bar._bar is not None
+    for seen, step in enumerate(bar.track(range(0, 6, 2))):
+        assert step == 2 * seen
+        assert [task.completed for task in bar._bar.tasks[1:]] == [seen]
+    assert len(bar._bar.tasks) == 1
+    bar.on_train_end(trainer, module)
 
 
 def test_a_training_that_diverged_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
