@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
     from kinfolk.detectors import GloFND as GloFND
+    from kinfolk.detectors import Hierarchy as Hierarchy
     from kinfolk.detectors import Known as Known
     from kinfolk.detectors import Neighbours as Neighbours
     from kinfolk.detectors import Oracle as Oracle
@@ -30,6 +31,7 @@ _HOME = {
     "Cave": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
     "GloFND": "kinfolk.detectors",
+    "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",
     "Known": "kinfolk.detectors",
     "LocalAggregation": "kinfolk.objectives",

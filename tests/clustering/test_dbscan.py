@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,7 @@ def clumps(number: int = 240, dim: int = 6, seed: int = 0) -> Tensor:
 def test_equals_scikit_learn(seed: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.cluster import DBSCAN
 
-    monkeypatch.setattr("kinfolk.clustering.dbscan._BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(import_module("kinfolk.clustering.dbscan"), "_BLOCK_ELEMENTS", elements)
     z, radii = clumps(seed=seed), [0.25, 0.35, 0.5]
     for radius, found in zip(radii, dbscan(z, radii, nested=False), strict=True):
         other = DBSCAN(eps=radius, min_samples=4).fit(z.numpy())

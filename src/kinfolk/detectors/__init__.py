@@ -4,6 +4,7 @@ from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
+from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
 from kinfolk.detectors.known import Known
 from kinfolk.detectors.neighbours import Neighbours
@@ -19,8 +20,23 @@ DETECTORS: dict[str, type[Detector]] = {
     "neighbours": Neighbours,
     "ring": Ring,
     "cave": Cave,
+    "hierarchy": Hierarchy,
     "known": Known,
 }
 """The names of the method grammar."""
 
-__all__ = ["DETECTORS", "FNC", "IFND", "Cave", "Detector", "Found", "GloFND", "Known", "Neighbours", "Oracle", "Ring", "StartAt"]
+__all__ = [
+    "DETECTORS",
+    "FNC",
+    "IFND",
+    "Cave",
+    "Detector",
+    "Found",
+    "GloFND",
+    "Hierarchy",
+    "Known",
+    "Neighbours",
+    "Oracle",
+    "Ring",
+    "StartAt",
+]

@@ -1,0 +1,169 @@
+"""The hierarchy as a detector: who is kin, how nearly, when it starts, and what crosses ranks and restarts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from kinfolk.detectors import Hierarchy
+from kinfolk.objectives import NTXent
+from tests.detectors.blocks import kin, mask, random_block
+
+FINE = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
+TOP = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
+
+
+def started(level: int | None = None, **more: Any) -> Hierarchy:
+    detector = Hierarchy(8, 3, level, **more)
+    detector.clusters.start(torch.stack((torch.arange(8), FINE, TOP)), torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    detector.started.fill_(True)
+    return detector
+
+
+def clumps(number: int = 48, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(4, 6, generator=g)[torch.arange(number) % 4] + 0.05 * torch.randn(number, 6, generator=g), dim=1)
+
+
+@pytest.mark.parametrize(("level", "labels"), [(2, FINE), (3, TOP), (None, TOP)])
+def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int | None, labels: Tensor) -> None:
+    detector, block = started(level), random_block(0, [7, 1, 3, 0, 5, 4, 6])
+    roles = detector.find(block).levels[0]
+    found = mask(roles, block)
+    assert roles.degree_RC is not None
+    for i, row in enumerate(block.row_ids.tolist()):
+        for j, col in enumerate(block.candidate_ids.tolist()):
+            assert found[i, j] == (row != col and labels[row] == labels[col])
+            if found[i, j]:
+                agree = int(FINE[row] == FINE[col]) + int(TOP[row] == TOP[col])
+                assert roles.degree_RC[i, j].item() == pytest.approx(agree / 3)
+
+
+def test_before_it_starts_and_at_level_one_nobody_is_kin() -> None:
+    z, ids = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8)
+    plain = NTXent(0.1)(z[0], z[1], ids)
+    assert torch.equal(NTXent(0.1, Hierarchy(8))(z[0], z[1], ids), plain)
+    assert torch.equal(NTXent(0.1, started(level=1))(z[0], z[1], ids), plain)
+    assert not torch.equal(NTXent(0.1, started())(z[0], z[1], ids), plain)
+
+
+def test_reweighting_multiplies_by_the_levels_that_differ() -> None:
+    z, ids = F.normalize(torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=2), torch.arange(8)
+    loss = NTXent(0.5, started(), action="reweight")(z[0], z[1], ids)
+    rows = []
+    for i in range(8):
+        for v in range(2):
+            positive = (z[v, i] @ z[1 - v, i] / 0.5).exp()
+            negatives = torch.zeros((), dtype=torch.float64)
+            for j in (j for j in range(8) if j != i):
+                agree = int(FINE[i] == FINE[j]) + int(TOP[i] == TOP[j])
+                negatives += sum((1 - agree / 3) * (z[v, i] @ z[w, j] / 0.5).exp() for w in range(2))
+            rows.append((positive + negatives).log() - positive.log())
+    assert loss.item() == pytest.approx(torch.stack(rows).mean().item(), rel=1e-6)
+
+
+def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
+    detector, z = Hierarchy(48, radii=(0.3, 0.6), warmup_epochs=2), clumps()
+    assert [epoch for epoch in range(6) if detector.due(epoch)] == [2]
+    assert not detector.collects, "who collects is not given the features of all samples"
+    detector.refresh(z, 0.5)
+    assert detector.collects
+    assert len(detector.clusters.labels[1].unique()) == 4
+    moved = z.roll(1, 0)  # every sample is now where another clump was
+    loss_fn = NTXent(0.1, detector)
+    for step in range(60):
+        ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:16]
+        loss_fn(moved[ids], moved[ids], ids)
+    label = detector.clusters.labels[1]
+    assert torch.equal(label.unsqueeze(0) == label.unsqueeze(1), (torch.arange(48) % 4).unsqueeze(0) == (torch.arange(48) % 4).unsqueeze(1))
+    torch.testing.assert_close(detector.clusters.tree.features, moved)
+
+
+def test_find_reads_and_the_queue_s_new_ids_are_seen() -> None:
+    detector, block = started(), random_block(0, [0, 1, 5])
+    state = copy.deepcopy(detector.state_dict())
+    first = kin(detector, block).clone()
+    assert all(torch.equal(value, state[name]) for name, value in detector.state_dict().items())
+    block.candidate_ids.copy_(torch.tensor([5, 5, 5, 5, 0, 0]))
+    assert not torch.equal(kin(detector, block), first)
+
+
+def test_save_load_continue_equals_uninterrupted() -> None:
+    z = clumps()
+    whole, loaded = Hierarchy(48, radii=(0.3, 0.6)), Hierarchy(48, radii=(0.3, 0.6))
+    whole.refresh(z, 0.0)
+    loaded.load_state_dict(whole.state_dict())
+    for detector in (whole, loaded):
+        for step in range(10):
+            ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:16]
+            detector.collect(ids, clumps(seed=1)[ids])
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_gradient_and_cold_coarse_input() -> None:
+    z = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    for action in ("eliminate", "attract", "reweight"):
+        loss_fn = NTXent(0.5, started(level=2), action=action).eval()  # type: ignore[arg-type]
+        assert torch.autograd.gradcheck(lambda x, f=loss_fn: f(x[0], x[1], torch.arange(8)), (z,))
+    coarse = z.detach().bfloat16().requires_grad_()
+    loss = NTXent(0.01, started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
+    loss.backward()
+    assert loss.isfinite()
+    assert coarse.grad is not None
+    assert coarse.grad.isfinite().all()
+
+
+def _steps(folder: str, ranks: slice) -> dict[str, Tensor]:
+    detector, z = Hierarchy(48, radii=(0.3, 0.6)), clumps()
+    detector.refresh(z, 0.0)
+    loss_fn = NTXent(0.1, detector)
+    for step in range(5):
+        ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:12]
+        own = torch.cat([ids.split((8, 4))[rank] for rank in range(2)[ranks]])
+        loss_fn(clumps(seed=1)[own], clumps(seed=2)[own], own)
+    return dict(detector.state_dict())
+
+
+def _child(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(_steps(folder, slice(rank, rank + 1)), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    alone = _steps(str(tmp_path), slice(None))
+    for rank in range(2):
+        for name, value in torch.load(tmp_path / f"{rank}.pt").items():
+            assert torch.equal(value, alone[name]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"level": 4}, r"`level` \(=4\) must be in \[1, 3\]"),
+        ({"warmup_epochs": -1}, "`warmup_epochs`"),
+        ({"radii": (0.5,)}, "`radii`"),
+        ({"merge_similarity": (0.5,)}, "`merge_similarity`"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Hierarchy(8, **arguments)
+
+
+def test_refresh_wants_all_samples_and_the_call_is_shown() -> None:
+    for features in (None, torch.zeros(7, 2)):
+        with pytest.raises(ValueError, match="all samples in data-set order"):
+            Hierarchy(8).refresh(features, 0.0)
+    detector = Hierarchy(8, 4, 2, rule="propagation")
+    assert repr(eval(repr(detector))) == repr(detector)
