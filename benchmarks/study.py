@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/study.py STUDY.yaml --data FILE.npz [--limit 8000] [--seeds 0 1 2] [--only METHOD …] [--out runs/study]
 
-A study is a document: a recipe to start from, settings for all, and for each method what differs. Every run is trained and
-evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated. The base of
-`framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one with the same
-setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where SupCon is
+A study is a document: a recipe to start from, settings for all, and for each method what differs, a recipe of its own included. Every
+run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
+The base of `framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one
+with the same setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where SupCon is
 `base+oracle:attract` of the same study.
 """
 
@@ -64,7 +64,7 @@ def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path
     kinfolk = [sys.executable, "-m", "kinfolk"]
     results = folder / "eval"
     if not (results / "linear.json").exists():
-        method = method_of(name, change)
+        method, recipe = method_of(name, change), str(change.pop("recipe", recipe))
         sets = [part for text in settings(change) for part in ("--set", text)]
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
         print(f"· {folder.name}", flush=True)

@@ -39,11 +39,11 @@ def test_every_configuration_resolves(document: dict[str, Any], name: str) -> No
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     change = study.merged(document.get("settings", {}), document["methods"][name] or {})
     method = study.method_of(name, change)
-    config = assemble(None, document["recipe"], {"method": method}, study.settings(change))
+    config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
     data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100)
     framework = build_framework(config, data)
     assert config.method == method or config.method == method.removesuffix(":eliminate")
-    assert (framework.objective.detector is not None) == ("+" in method)
+    assert framework.objective.detector is not None or "+" not in method
     if "base" in document:
         assert document["base"] in document["methods"]
 
