@@ -102,8 +102,7 @@ def test_what_is_planted_and_stays_is_left_alone() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_save_load_continue_equals_uninterrupted(rule: Any) -> None:
     _, z = planted(noise=1.0)
-    make = lambda: Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), rule=rule, max_units=5)  # noqa: E731
-    whole, first, second = make(), make(), make()
+    whole, first, second = (Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), rule=rule, max_units=5) for _ in range(3))
     run(whole, z, 20, 16)
     run(first, z, 10, 16)
     second.load_state_dict(copy.deepcopy(first.state_dict()))

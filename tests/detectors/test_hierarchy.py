@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+from kinfolk.actions import ACTIONS
 from kinfolk.detectors import Hierarchy
 from kinfolk.objectives import NTXent
 from tests.detectors.blocks import kin, mask, random_block
@@ -110,8 +111,8 @@ def test_save_load_continue_equals_uninterrupted() -> None:
 
 def test_gradient_and_cold_coarse_input() -> None:
     z = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    for action in ("eliminate", "attract", "reweight"):
-        loss_fn = NTXent(0.5, started(level=2), action=action).eval()  # type: ignore[arg-type]
+    for action in ACTIONS:
+        loss_fn = NTXent(0.5, started(level=2), action=action).eval()
         assert torch.autograd.gradcheck(lambda x, f=loss_fn: f(x[0], x[1], torch.arange(8)), (z,))
     coarse = z.detach().bfloat16().requires_grad_()
     loss = NTXent(0.01, started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
@@ -127,7 +128,7 @@ def _steps(folder: str, ranks: slice) -> dict[str, Tensor]:
     loss_fn = NTXent(0.1, detector)
     for step in range(5):
         ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:12]
-        own = torch.cat([ids.split((8, 4))[rank] for rank in range(2)[ranks]])
+        own = torch.cat([(ids[:8], ids[8:])[rank] for rank in range(2)[ranks]])
         loss_fn(clumps(seed=1)[own], clumps(seed=2)[own], own)
     return dict(detector.state_dict())
 

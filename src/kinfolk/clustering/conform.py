@@ -38,11 +38,13 @@ def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
     span = int(high_N.max()) + 1
     pair_P, inverse_N, count_P = torch.unique(low_N * span + high_N, return_inverse=True, return_counts=True)
     cluster_P = pair_P // span
-    wanted = torch.zeros(int(low_N.max()) + 1, dtype=torch.int64, device=low_N.device)
+    size = torch.bincount(low_N)
     if strict:
-        return count_P[inverse_N] == torch.bincount(low_N)[low_N]
-    most = wanted.scatter_reduce(0, cluster_P, count_P, "amax")
+        whole_N: Tensor = count_P[inverse_N] == size[low_N]
+        return whole_N
+    most = torch.zeros_like(size).scatter_reduce(0, cluster_P, count_P, "amax")
     largest_P = count_P == most[cluster_P]
     place_P = torch.arange(len(pair_P), device=low_N.device)
-    first = torch.full_like(wanted, len(pair_P)).scatter_reduce(0, cluster_P[largest_P], place_P[largest_P], "amin")
-    return first[low_N] == inverse_N
+    first = torch.full_like(size, len(pair_P)).scatter_reduce(0, cluster_P[largest_P], place_P[largest_P], "amin")
+    with_most_N: Tensor = first[low_N] == inverse_N
+    return with_most_N

@@ -23,7 +23,7 @@ def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -
         similarity: σ_m: of the centres; for "propagation" the similarity at which two nodes alone are joined.
         rule: "centres", or "propagation": possibility above 1/2 in the graph of all nodes of the border.
     """
-    ends, number = [], 0
+    ends, number = list[int](), 0
     for span in torch.unique_consecutive(border_n, return_counts=True)[1].tolist():
         if ends and number + span <= CHUNK:
             ends[-1] += span

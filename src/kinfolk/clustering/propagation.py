@@ -39,4 +39,5 @@ def possibility(sim_nn: Tensor, together_nn: Tensor, similarity: float) -> Tenso
 
 def _spread(graph: Tensor) -> Tensor:
     """(I + D − A)^(−1) of (…, n, n) graphs without loops."""
-    return torch.linalg.inv(torch.diag_embed(1 + graph.sum(-1)) - graph)
+    spread: Tensor = torch.linalg.inv(torch.diag_embed(1 + graph.sum(-1)) - graph)
+    return spread
