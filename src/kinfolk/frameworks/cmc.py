@@ -22,8 +22,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent, Objective
 from kinfolk.pairs import Pairs
-from kinfolk.stores import Bank
-from kinfolk.stores.draw import Draw
+from kinfolk.stores import Bank, Draw
 
 
 class CMC(Framework):
