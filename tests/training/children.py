@@ -37,8 +37,18 @@ SETTINGS: dict[str, Any] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "moco": {"method": "moco+glofnd", "settings": {"framework.queue_size": 600, "framework.momentum": 0.9}},
     "ir": {"method": "ir+glofnd", "settings": {"framework.num_negatives": 700}},
+    "pcl": {
+        "method": "pcl+glofnd",
+        "settings": {
+            "framework.queue_size": 600,
+            "framework.warmup_epochs": 1,
+            "framework.num_prototypes": 8,
+            "framework.num_clusters": [10, 40],
+        },
+    },
 }
-"""What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it."""
+"""What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it; prototypes and draws from
+them."""
 
 
 def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False, **more: Any) -> int:

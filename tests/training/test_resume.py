@@ -103,7 +103,11 @@ def test_queues_and_banks_go_on_where_they_were(tmp_path: Path, name: str) -> No
     run = train(**training(out, each_step=True, resume=True, **OTHERS[name]))
     assert_same(run, train(**training(tmp_path / "whole", **OTHERS[name])))
     state = read_checkpoint(run.checkpoint)["state_dict"]
-    kept = {"moco": {"slow.encoder.conv1.weight", "queue.ids", "queue.pointer"}, "ir": {"bank.features", "drawn"}}[name]
+    kept = {
+        "moco": {"slow.encoder.conv1.weight", "queue.ids", "queue.pointer"},
+        "ir": {"bank.features", "drawn"},
+        "pcl": {"prototypes.clusters.labels", "prototypes.clusters.centroids", "prototypes.concentration", "prototypes.accepted", "draws"},
+    }[name]
     assert {f"framework.{key}" for key in kept} <= state.keys()
     if name == "moco":
         assert torch.equal(read_file(run.model)["conv1.weight"], state["framework.encoder.conv1.weight"]), "the queries' encoder"
