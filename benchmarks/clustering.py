@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/clustering.py [--data FILE.npz]
 
 15,000 pictures of 32×32, simclr+ifnd with k = {100, 300, 1000}, resnet10 of width 16, batch 256, in one run: two epochs of training
-(`--epochs`), of which the last is timed step by step; then an embedding pass, and refreshes with the features before and after that epoch. `--data`: arrays x_train (N, 32, 32, 3) and y_train; without it the bundled digits, enlarged, repeated and with noise, so
-that no two are equal. What is measured of labels holds for an encoder of so few epochs and no further.
+(`--epochs`), of which the last is timed step by step; then an embedding pass, and refreshes with the features before and after that epoch.
+`--data`: arrays x_train (N, 32, 32, 3) and y_train; without it the bundled digits, enlarged, repeated and with noise, so that no two are
+equal. What is measured of labels holds for an encoder of so few epochs and no further.
 """
 
 from __future__ import annotations
