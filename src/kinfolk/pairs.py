@@ -27,6 +27,7 @@ class Pairs:
         ids: (B,) sample id of each group of `num_views` anchors.
         candidate_ids: (C,) sample id of each candidate.
         num_views: V.
+        unit_candidates: whether the candidates are of unit norm for certain, as those of a queue or a bank; spares a copy of them.
         groups, candidate_groups: (B,) and (C,), known positives: whatever shares a group is never a negative.
     """
 
@@ -38,6 +39,7 @@ class Pairs:
     num_views: int = 1
     groups: Tensor | None = None
     candidate_groups: Tensor | None = None
+    unit_candidates: bool = False
 
     def __post_init__(self) -> None:
         num_anchors, num_candidates = len(self.anchors), len(self.candidates)
@@ -112,6 +114,11 @@ class Roles:
     drop_below_R: Tensor | None = None
     drop: Places | None = None
     degree_RC: Tensor | None = None
+
+    @property
+    def leveled(self) -> bool:
+        """Whether a level says who is kin or dropped."""
+        return self.kin_above_R is not None or self.drop_below_R is not None
 
     @property
     def drops(self) -> bool:

@@ -38,7 +38,7 @@ def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | 
     for step in range(5):
         views, ids = batch(step)
         z = framework.head(framework.encoder(views[0]))
-        drawn = framework._candidates()[1].tolist()
+        drawn = framework.draw.ids().tolist()
         assert len(set(drawn)) == len(drawn) == min(num_negatives or NUM_SAMPLES, NUM_SAMPLES)
         slow = queues.ir(z, ids.tolist(), bank, drawn, T)
         expected = torch.autograd.grad(slow, list(framework.encoder.parameters()), retain_graph=True)
@@ -57,13 +57,13 @@ def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | 
 def test_the_draw_is_another_in_every_step_and_the_same_after_a_resume() -> None:
     framework, draws = made(10), []
     for step in range(3):
-        draws.append(framework._candidates()[1])
+        draws.append(framework.draw.ids())
         framework(*batch(step))
     assert len({tuple(draw.tolist()) for draw in draws}) == 3
     torch.manual_seed(7)
     other = IR(framework.encoder, framework.head, NUM_SAMPLES, 10)
     other.load_state_dict(framework.state_dict())
-    assert torch.equal(other._candidates()[1], framework._candidates()[1])
+    assert torch.equal(other.draw.ids(), framework.draw.ids())
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -76,7 +76,7 @@ def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int |
     framework = made(num_negatives, detector=detectors[name], action=action, kin_weight=0.25)
     framework.watch(LABELS)
     views, ids = batch(0)[0], torch.arange(BATCH) * 5
-    z, bank, drawn = framework.head(framework.encoder(views[0])), framework.bank.features.clone(), framework._candidates()[1].tolist()
+    z, bank, drawn = framework.head(framework.encoder(views[0])), framework.bank.features.clone(), framework.draw.ids().tolist()
     sims = [[float("-inf") if i == j else (v @ bank[j] / v.norm()).item() for j in drawn] for v, i in zip(z, ids.tolist(), strict=True)]
     kin = [{j for j in mine if drawn[j] != i} for mine, i in zip(kin_of(name, sims, ids, drawn), ids.tolist(), strict=True)]
     degree = 0.75 if action == "reweight" else 1.0
@@ -105,7 +105,7 @@ def test_evaluation_and_broken_steps_write_nothing() -> None:
 def test_the_state_loads_strictly() -> None:
     framework = made(20)
     framework(*batch(0))
-    assert {"bank.features", "drawn", "seed"} <= framework.state_dict().keys()
+    assert {"bank.features", "draw.count", "draw.seed"} <= framework.state_dict().keys()
     made(20).load_state_dict(framework.state_dict())
     smaller = IR(framework.encoder, framework.head, NUM_SAMPLES - 1)
     with pytest.raises(RuntimeError, match="holds a bank of 40 × 5, but `num_samples` × `dim` is 39 × 5"):

@@ -111,7 +111,7 @@ class CMC(Framework):
     def _against(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor) -> Tensor:
         """One direction: `z` (B, D) against the entries `chosen` (K,) of the other part's bank."""
         candidates = bank.features if self.draw.everything else bank.features[chosen]
-        return objective.on(Pairs(z, candidates, bank.read(ids).unsqueeze(1), ids, chosen))
+        return objective.on(Pairs(z, candidates, bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
 
 
 def _joined(light: Tensor, colour: Tensor) -> Tensor:

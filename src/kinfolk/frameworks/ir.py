@@ -18,6 +18,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank
+from kinfolk.stores.draw import Draw
 
 
 class IR(Framework):
@@ -36,8 +37,7 @@ class IR(Framework):
         bank_momentum: m of the bank, see `Bank`; 0 overwrites.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
-    State: the bank, the number of draws and their seed, and the detector's. The draw is a function of both, so it is the same on every
-    rank and after a resume.
+    State: the bank, the draw, and the detector's.
 
     Deviates from the paper in: InfoNCE over the drawn entries, as in equation 3, where the first paper estimates by noise contrast; the
     draw is shared by the batch, where the published code draws for each anchor with replacement (the expectation is the same, and one
@@ -47,9 +47,6 @@ class IR(Framework):
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
     needs: ClassVar[str] = "one vector per sample"
     num_views: ClassVar[int] = 1
-
-    drawn: Tensor
-    seed: Tensor
 
     def __init__(
         self,
@@ -66,12 +63,8 @@ class IR(Framework):
         block_rows: int | None = None,
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
-        if num_negatives is not None and num_negatives < 1:
-            raise ValueError(f"`num_negatives` (={num_negatives}) must be at least 1")
-        self.num_negatives = num_negatives
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
-        self.register_buffer("drawn", torch.tensor(0))
-        self.register_buffer("seed", torch.randint(1 << 62, ()))  # DDP hands rank zero's to all
+        self.draw = Draw(num_samples, num_negatives)
 
     @property
     def known_features(self) -> Tensor:
@@ -80,18 +73,10 @@ class IR(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)
         z: Tensor = self.head(self.encoder(views[0]))
-        candidates, candidate_ids = self._candidates()
-        loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, candidate_ids))
+        chosen = self.draw.ids()
+        candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
+        loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.bank.write(ids, z)
-            self.drawn += 1
+            self.draw.advance()
         return loss
-
-    def _candidates(self) -> tuple[Tensor, Tensor]:
-        """(K, D) the entries of this step and (K,) whose they are."""
-        number, device = self.bank.num_samples, self.bank.features.device
-        if self.num_negatives is None or self.num_negatives >= number:
-            return self.bank.features, torch.arange(number, device=device)
-        generator = torch.Generator().manual_seed(int(self.seed ^ self.drawn))
-        chosen = torch.randperm(number, generator=generator)[: self.num_negatives].to(device)
-        return self.bank.features[chosen], chosen

@@ -82,7 +82,8 @@ class LA(Framework):
         ids = ids.to(views.device, torch.int64)
         z: Tensor = self.head(self.encoder(views[0]))
         everybody = torch.arange(self.bank.num_samples, device=ids.device)
-        loss = self.objective.on(Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, everybody))
+        pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, everybody, unit_candidates=True)
+        loss = self.objective.on(pairs)
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.bank.write(ids, z)
         return loss

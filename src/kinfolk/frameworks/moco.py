@@ -90,7 +90,7 @@ class MoCo(Framework):
         keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
         row_ids = ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.entries() if len(self.queue) else distributed.joined(keys, row_ids)
-        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, num_views=number))
+        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True))
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.queue.push(keys, row_ids)
         return loss

@@ -118,7 +118,7 @@ class PCL(Framework):
         queries: Tensor = self.head(self.encoder(views[0]))
         keys = F.normalize(self.slow(views[1]).to(self.queue.features.dtype), dim=1)
         candidates, candidate_ids = self.queue.entries() if len(self.queue) else distributed.joined(keys, ids)
-        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids))
+        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True))
         loss = loss + self._prototype_term(queries, ids)
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.queue.push(keys, ids)

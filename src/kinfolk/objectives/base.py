@@ -183,7 +183,8 @@ class Objective(nn.Module, ABC):
 def _normalised(pairs: Pairs) -> Pairs:
     """Unit norm, in float32 at least."""
     anchors = _unit(pairs.anchors)
-    candidates = anchors if pairs.candidates is pairs.anchors else _unit(pairs.candidates)
+    held = pairs.unit_candidates and pairs.candidates.dtype == anchors.dtype
+    candidates = anchors if pairs.candidates is pairs.anchors else pairs.candidates if held else _unit(pairs.candidates)
     return replace(pairs, anchors=anchors, candidates=candidates, positives=_unit(pairs.positives))
 
 
