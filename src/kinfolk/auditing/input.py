@@ -50,8 +50,7 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array
+    return np.lib.format.open_memmap(path, mode="r")
 
 
 def _npz(path: Path, key: str | None) -> NDArray[Any]:
@@ -72,10 +71,10 @@ def _npz(path: Path, key: str | None) -> NDArray[Any]:
                 offset = info.header_offset + 30 + name_and_extra + member.tell()
                 return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload,no-any-return]
             spilled = _spill(shape[::-1] if fortran else shape, dtype)
-            flat = memoryview(spilled.reshape(-1).view(np.uint8))
+            flat = spilled.reshape(-1).view(np.uint8)
             done = 0
             while done < len(flat) and (piece := member.read(1 << 24)):
-                flat[done : done + len(piece)] = piece
+                flat[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
                 done += len(piece)
             if done < len(flat):
                 raise KinfolkError(f"`{path}` ends before its array does; write it again")

@@ -56,6 +56,8 @@ def lead(audit: Audit) -> str:
     """What was done, in a sentence or two."""
     start = f"Each of {len(audit):,} samples was compared with all others"
     kept = f"; those above the {1 - audit.alpha:.4g} quantile of its similarities are flagged as its kin."
+    if not audit.flagged.any() and audit.alpha * (len(audit) - 1) < 1:
+        kept += f" That is less than one of {len(audit) - 1:,}, so nobody is flagged; a larger alpha flags more."
     if audit.check is None:
         return f"{start}, exactly{kept}"
     check = audit.check
@@ -73,7 +75,9 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
         ("Suggested α", f"{audit.suggested_alpha:g}", "share of pairs that stands out"),
     ]
     if not math.isnan(audit.f1):
-        number.append(("Precision", f"{audit.precision:.1%}", f"recall {audit.recall:.1%}, F1 {audit.f1:.3f}"))
+        number.append(
+            ("Precision", "—" if math.isnan(audit.precision) else f"{audit.precision:.1%}", f"recall {audit.recall:.1%}, F1 {audit.f1:.3f}")
+        )
         number.append(("Equal labels", f"{audit.kin_share:.1%}", "share of all pairs"))
     number.append(("Duplicates", f"{audit.num_groups('duplicate'):,}", f"and {audit.num_groups('near-duplicate'):,} near-duplicate groups"))
     number.append(("Hubs", f"{len(audit.hubs):,}", "samples that are kin of very many"))

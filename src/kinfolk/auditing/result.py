@@ -126,7 +126,13 @@ class Audit:
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         ids = np.arange(len(self), dtype=np.int64)
-        of_samples = {"id": ids, "threshold": self.thresholds, "flagged": self.flagged, "occurrence": self.occurrence, "alpha": self.alphas}
+        of_samples: dict[str, NDArray[Any]] = {
+            "id": ids,
+            "threshold": self.thresholds,
+            "flagged": self.flagged,
+            "occurrence": self.occurrence,
+            "alpha": self.alphas,
+        }
         _write_table(of_samples, out / "thresholds.parquet")
         for name, rows in (("pairs", self.pairs), ("groups", self.groups), ("hubs", self.hubs)):
             _write_table({column: rows[column] for column in rows.dtype.names or ()}, out / f"{name}.parquet", out / f"{name}.csv")

@@ -1,0 +1,144 @@
+"""The audit against faiss's exact search, how it grows, and the approximate audit of a million samples.
+
+    .venv/bin/python benchmarks/audit.py [--quick]
+
+Exact: `kf.audit` of 50,000 × 128 features (a mixture of clusters; α = 0.01, 10 pairs an anchor: thresholds, pairs, duplicates, hubs,
+suggested α) and `faiss.IndexFlatIP.search` with k = α · N over the same unit features, in turn, on all cores; then memory and time up to
+200,000 samples, and 1,000,000 approximately, each in a process of its own. Memory is the peak above what the process held with its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from timing import interleaved, median, verdict
+
+ALPHA, PAIRS, DIM = 0.01, 10, 128
+TIMES, MEMORY, RECALL = 1.3, 1024.0, 0.9
+
+
+def mixture(num: int, clusters: int = 200, seed: int = 0) -> NDArray[np.float32]:
+    """(N, D) around random centres."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((clusters, DIM), dtype=np.float32)
+    x = rng.standard_normal((num, DIM), dtype=np.float32)
+    x += centres[rng.integers(0, clusters, num)]
+    return x
+
+
+def resident() -> float:
+    """Memory of this process in MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Peak:
+    """The highest memory inside the block, above that at its start, in MiB."""
+
+    def __enter__(self) -> Peak:
+        self.before = self.highest = resident()
+        self.running = True
+        self.watcher = threading.Thread(target=self._watch, daemon=True)
+        self.watcher.start()
+        return self
+
+    def _watch(self) -> None:
+        while self.running:
+            self.highest = max(self.highest, resident())
+            time.sleep(0.01)
+
+    def __exit__(self, *error: object) -> None:
+        self.running = False
+        self.watcher.join()
+        self.above = max(0.0, self.highest - self.before)
+
+
+def one(num: int, search: str) -> dict[str, float]:
+    """Seconds, memory and, where it is approximate, the recall of one audit."""
+    import kinfolk as kf
+
+    kf.audit(mixture(3000), ALPHA)  # what is loaded once is loaded
+    if search == "approximate":
+        kf.audit(mixture(3000), ALPHA, search="approximate")
+    x = mixture(num)
+    start = time.perf_counter()
+    with Peak() as peak:
+        found = kf.audit(x, ALPHA, pairs=PAIRS, search=search)  # type: ignore[arg-type]
+    seconds = time.perf_counter() - start
+    result = {"seconds": seconds, "memory": peak.above, "pairs": len(found.pairs) / num}
+    if found.check is not None:
+        result |= {"recall": found.check.recall, "threshold_error": found.check.threshold_error, "searched": found.check.searched}
+    return result
+
+
+def apart(num: int, search: str) -> dict[str, float]:
+    """The same in a fresh process."""
+    output = subprocess.run([sys.executable, __file__, "--one", str(num), search], capture_output=True, text=True, check=True).stdout
+    result: dict[str, float] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def side_by_side(num: int, repetitions: int) -> float:
+    import faiss
+
+    import kinfolk as kf
+
+    x = mixture(num)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    def by_faiss() -> object:
+        index = faiss.IndexFlatIP(DIM)
+        index.add(unit)
+        return index.search(unit, int(ALPHA * num))
+
+    times = interleaved({"kinfolk": lambda: kf.audit(x, ALPHA, pairs=PAIRS), "faiss": by_faiss}, repetitions)
+    ratio = median(times["kinfolk"]) / median(times["faiss"])
+    print(f"{num:,} × {DIM}: kf.audit {median(times['kinfolk']):.1f} s, IndexFlatIP k = {int(ALPHA * num)} {median(times['faiss']):.1f} s,")
+    print(f"  ratio {ratio:.2f} (rounds: {', '.join(f'{a / b:.2f}' for a, b in zip(times['kinfolk'], times['faiss'], strict=True))})")
+    return ratio
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a fifth of the samples: to see that it runs")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--one", nargs=2, metavar=("N", "SEARCH"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(one(int(given.one[0]), given.one[1])))
+        return
+    part = 5 if given.quick else 1
+    print(f"{multiprocessing.cpu_count()} cores")
+    ratio = side_by_side(50_000 // part, given.repetitions)
+    print(f"  {verdict(ratio, TIMES)}")
+    before = 0.0
+    for num in (50_000, 100_000, 200_000):
+        result = apart(num // part, "exact")
+        growth = f", {result['seconds'] / before:.1f}× the half" if before else ""
+        before = result["seconds"]
+        print(
+            f"{num // part:,} exact: {result['seconds']:.1f} s{growth}, {result['pairs']:.1f} pairs an anchor, peak {result['memory']:.0f} MiB"
+        )
+        print(f"  {verdict(result['memory'], MEMORY)}")
+    result = apart(1_000_000 // part, "approximate")
+    print(
+        f"{1_000_000 // part:,} approximate: {result['seconds']:.0f} s, peak {result['memory']:.0f} MiB, recall {result['recall']:.3f} "
+        f"({result['searched']:.0f} lists searched), threshold error {result['threshold_error']:.4f}"
+    )
+    print(f"  wanted ≥ {RECALL}: {'reached' if result['recall'] >= RECALL else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

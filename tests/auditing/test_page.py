@@ -1,0 +1,81 @@
+"""audit.html in a browser: drawn, quiet, filtered, and hostile names stay text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kinfolk as kf
+from tests.report.browser import launched, open_page
+from tests.report.synthetic import HOSTILE, features, images
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as found:
+        yield found
+
+
+def made(folder: Path, *, names: list[str] | None = None, labels: list[str] | None = None, pictures: bool = True) -> Path:
+    data = images(classes=["cat", "dog", "fox"])
+    x = features(data)
+    x[7] = x[3]
+    found = kf.audit(x, 0.1, labels, names=names, pairs=5)
+    return found.save(folder, data if pictures else None) / "audit.html"
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+@pytest.mark.parametrize("hostile", [False, True])
+def test_everything_is_drawn_and_nothing_runs(browser: Any, tmp_path: Path, width: int, hostile: bool) -> None:
+    words = HOSTILE if hostile else ["cat", "dog", "fox"]
+    names = [f"{words[i % len(words)]}{i}" for i in range(80)]
+    path = made(tmp_path, names=names, labels=[words[i % len(words)] for i in range(80)])
+    opened = open_page(browser, path, viewport={"width": width, "height": 900})
+    page = opened.page
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.locator(".panels .plot .main-svg").count() >= 4
+    assert page.locator("#cards .card").count() >= 60
+    assert page.locator("#group-cards .card").count() >= 1
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("#cards .card .sample bdi").first.inner_text() in names
+
+
+def test_the_gallery_can_be_filtered(browser: Any, tmp_path: Path) -> None:
+    labels = ["cat", "dog", "fox", "owl"] * 20
+    page = open_page(browser, made(tmp_path, names=[f"picture {i}" for i in range(80)], labels=labels)).page
+    visible = "#cards .card:not(.hidden)"
+    everyone = page.locator(visible).count()
+    page.check("#wrong")
+    assert page.locator(visible).count() == page.locator("#cards .card:has(.wrong)").count()
+    page.uncheck("#wrong")
+    page.fill("#find", "PICTURE 3")
+    assert 0 < page.locator(visible).count() < everyone
+    page.fill("#find", "nobody is called this")
+    assert page.locator(visible).count() == 0
+    assert "loosen" in page.locator("#count").inner_text()
+    page.fill("#find", "")
+    page.fill("#from", "1")
+    few = page.locator(visible).count()
+    assert few < everyone
+
+
+def test_without_pictures_labels_and_names(browser: Any, tmp_path: Path) -> None:
+    opened = open_page(browser, made(tmp_path, pictures=False))
+    assert opened.complaints == []
+    assert opened.page.locator("#wrong").count() == 0
+    assert opened.page.locator(".tile").count() == 0
+    assert opened.page.locator("#cards .card bdi").first.inner_text().startswith("sample ")
+
+
+def test_an_audit_that_flags_nobody_still_has_a_page(browser: Any, tmp_path: Path) -> None:
+    found = kf.audit(np.eye(4, dtype=np.float32), 0.1)
+    assert len(found.pairs) == 0
+    opened = open_page(browser, found.save(tmp_path) / "audit.html")
+    assert opened.complaints == []
+    assert "none" in opened.page.locator("#count").inner_text()

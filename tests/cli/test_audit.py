@@ -1,0 +1,102 @@
+"""`kinfolk audit` from the shell's side: what is written, what is said, and the exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kinfolk.cli import main
+
+
+def run(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(12, 4)).astype(np.float16))
+    return tmp_path / "x.npy"
+
+
+def test_files_and_words(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "y.txt").write_text("\n".join("ab" * 6))
+    for i in range(12):
+        folder = tmp_path / "photos" / "ab"[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 14), (20 * i, 0, 0)).save(folder / f"{i:02}.png")
+    out = tmp_path / "out"
+    assert (
+        run("audit", features, "--out", out, "--alpha", "0.2", "--pairs", "2", "--labels", tmp_path / "y.txt", "--batch-sizes", "32") == 0
+    )
+    said = capsys.readouterr().out
+    assert "12 samples" in said
+    assert "Precision" in said
+    assert {"pairs.parquet", "pairs.csv", "thresholds.parquet", "audit.html", "groups.csv", "hubs.csv"} <= {p.name for p in out.iterdir()}
+    assert run("audit", features, "--out", out) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (
+        run("audit", features, "--out", out, "--overwrite", "--alpha", "0.2", "--images", tmp_path / "photos", "--labels-from-folders") == 0
+    )
+    assert "data:image/webp" in (out / "audit.html").read_text()
+    assert "Equal labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["gone.npy"], 2, "there is no file or folder"),
+        (["x.npy", "--alpha", "1.5"], 2, "must be in (0, 1)"),
+        (["x.npy", "--labels", "short.txt"], 2, "must be as many as the samples"),
+        (["x.npy", "--batch-sizes", "many"], 2, "--batch-sizes"),
+        (["x.npy", "--labels-from-folders"], 2, "needs --images"),
+        (["x.npy", "--images", "three"], 2, "must be as many as the samples"),
+        (["bad.npy"], 1, "is empty"),
+        (["nan.npy"], 1, "the first is row 2"),
+    ],
+)
+def test_wrong_use_and_failures(
+    features: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("a\nb")
+    (tmp_path / "bad.npy").write_bytes(b"")
+    x = np.ones((5, 2))
+    x[2] = np.nan
+    np.save("nan.npy", x)
+    (tmp_path / "three").mkdir()
+    for i in range(3):
+        Image.new("RGB", (9, 9)).save(tmp_path / "three" / f"{i}.png")
+    assert run("audit", *words) == code
+    error = capsys.readouterr().err
+    assert says in " ".join(error.split())
+    assert "Traceback" not in error
+    assert not (tmp_path / "audit").exists()
+
+
+def test_a_run_is_audited_and_its_pairs_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--epochs", "1", "--batch-size", "64", "--no-report", "--set", "model.width=4", "--model", "resnet10"]
+    x = np.random.default_rng(0).integers(0, 255, (128, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=np.arange(128) % 4, x_test=x[:20], y_test=np.arange(20) % 4)
+    assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "one", *quick) == 0
+    assert run("audit", tmp_path / "one", "--out", tmp_path / "audit", "--alpha", "0.05") == 0
+    assert "128 samples" in capsys.readouterr().out, "the training samples, not the test split"
+    known = ["--known-kin", str(tmp_path / "audit" / "pairs.parquet")]
+    assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "two", "--method", "simclr", *known, *quick) == 2
+    assert "--method simclr+known" in capsys.readouterr().err
+    assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "two", "--method", "simclr+known", *known, *quick) == 0
+    assert '"flagged"' in (tmp_path / "two" / "metrics.jsonl").read_text()
+    np.savez(tmp_path / "few.npz", x_train=x[:64])
+    capsys.readouterr()
+    assert run("train", "--data", tmp_path / "few.npz", "--out", tmp_path / "three", "--method", "simclr+known", *known, *quick) == 2
+    assert "there are that many training samples" in " ".join(capsys.readouterr().err.split())
