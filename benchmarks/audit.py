@@ -128,9 +128,8 @@ def main() -> None:
         result = apart(num // part, "exact")
         growth = f", {result['seconds'] / before:.1f}× the half" if before else ""
         before = result["seconds"]
-        print(
-            f"{num // part:,} exact: {result['seconds']:.1f} s{growth}, {result['pairs']:.1f} pairs an anchor, peak {result['memory']:.0f} MiB"
-        )
+        held = f"{result['pairs']:.1f} pairs an anchor, peak {result['memory']:.0f} MiB"
+        print(f"{num // part:,} exact: {result['seconds']:.1f} s{growth}, {held}")
         print(f"  {verdict(result['memory'], MEMORY)}")
     result = apart(1_000_000 // part, "approximate")
     print(
