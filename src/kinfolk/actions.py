@@ -18,7 +18,7 @@ from kinfolk.pairs import Block, Places, Roles
 
 Action = Literal["eliminate", "attract", "reweight"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
-_CACHED = 1 << 18
+_CACHED = 1 << 19
 """Entries that, with two masks of them, stay in the cache of a core."""
 
 
@@ -60,9 +60,10 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
 
     `judged`: whether the places of kin are wanted in any case, to be compared with labels."""
     removes = policy.removes_kin or (policy.action == "reweight" and policy.kin_weight == 0 and roles.degree_RC is None)
+    plain = roles.kin is None and roles.kin_RC is None and roles.drop is None and roles.drop_RC is None
+    if plain and roles.leveled and not judged and (roles.kin_above_R is None or (removes and policy.action != "attract")):
+        return _by_levels(block, roles, policy, sim_RC, temperature)
     if roles.kin_above_R is not None:
-        if removes and policy.action != "attract" and not judged and roles.drop is None and roles.drop_RC is None:
-            return _by_levels(block, roles, policy, sim_RC, temperature)
         roles = replace(roles, kin_RC=sim_RC > roles.kin_above_R.to(sim_RC.dtype).unsqueeze(1))
     weight_R = (block.num_negatives_R - _dropped(block, roles, own, sim_RC)).to(sim_RC.dtype)
     none_R = torch.zeros_like(weight_R)
@@ -95,12 +96,12 @@ def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, tempe
     """Kin above one level and dropped below another, both left out, without looking for their places.
 
     Masks are numbers, not bools, and a few rows are done at a time, so that they stay in the cache: a fifth of the time."""
-    assert roles.kin_above_R is not None
     num_rows, num_candidates = sim_RC.shape
-    high_R1 = roles.kin_above_R.to(sim_RC.dtype).unsqueeze(1)
-    low_R1 = torch.full_like(high_R1, -torch.inf) if roles.drop_below_R is None else roles.drop_below_R.to(sim_RC.dtype).unsqueeze(1)
+    none_R = sim_RC.new_full((num_rows,), torch.inf)
+    high_R1 = (none_R if roles.kin_above_R is None else roles.kin_above_R.to(sim_RC.dtype)).unsqueeze(1)
+    low_R1 = (-none_R if roles.drop_below_R is None else roles.drop_below_R.to(sim_RC.dtype)).unsqueeze(1)
     own_R = (low_R1.squeeze(1) == -torch.inf) * (num_candidates - block.num_negatives_R)  # such a level keeps the own ones
-    flagged_R, kept_R = sim_RC.new_empty(num_rows), sim_RC.new_empty(num_rows)
+    flagged_R, kept_R = torch.zeros_like(none_R), torch.zeros_like(none_R)
     short_R = torch.zeros(num_rows, dtype=torch.bool, device=sim_RC.device)
     step = max(1, _CACHED // num_candidates) if sim_RC.device.type == "cpu" else num_rows
     room = 2 * min(step, num_rows) * num_candidates
@@ -108,8 +109,10 @@ def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, tempe
     for first in range(0, num_rows, step):
         rows = slice(first, min(first + step, num_rows))
         close_RC, kept_RC = spare.view(2, -1, num_candidates)[:, : rows.stop - first]
-        flagged_R[rows] = torch.gt(sim_RC[rows], high_R1[rows], out=close_RC).sum(1)
-        torch.ge(sim_RC[rows], low_R1[rows], out=kept_RC).sub_(close_RC)
+        torch.ge(sim_RC[rows], low_R1[rows], out=kept_RC)
+        if roles.kin_above_R is not None:
+            flagged_R[rows] = torch.gt(sim_RC[rows], high_R1[rows], out=close_RC).sum(1)
+            kept_RC.sub_(close_RC)
         kept_R[rows] = kept_RC.sum(1) - own_R[rows]
         short_R[rows] = (kept_R[rows] < policy.min_negatives) & (block.num_negatives_R[rows] > kept_R[rows])
         if short_R[rows].any():
