@@ -1,6 +1,6 @@
 """Merging clusters inside one cluster of the level above: who belongs together.
 
-Dimension key: n nodes (clusters and parts of clusters), D embedding, E edges.
+Dimension key: n nodes (clusters and parts of clusters), D embedding, E edges, P borders, w places of each (padded).
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kinfolk.clustering.propagation import possibility
 from kinfolk.clustering.split import Rule
-
-CHUNK = 256
+from kinfolk.clustering.widths import by_width
 
 
 def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -> Tensor:
@@ -23,23 +22,20 @@ def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -
         similarity: σ_m: of the centres; for "propagation" the similarity at which two nodes alone are joined.
         rule: "centres", or "propagation": possibility above 1/2 in the graph of all nodes of the border.
     """
-    ends, number = list[int](), 0
-    for span in torch.unique_consecutive(border_n, return_counts=True)[1].tolist():
-        if ends and number + span <= CHUNK:
-            ends[-1] += span
-        else:
-            ends.append(span + (ends[-1] if ends else 0))
-            number = 0
-        number += span
-    edges, start = [], 0
-    for end in ends:
-        centre, border = centre_nD[start:end], border_n[start:end]
-        together = border.unsqueeze(0) == border.unsqueeze(1)
-        sim = centre @ centre.T
-        alike = sim > similarity if rule == "centres" else possibility(sim, together, similarity) > 0.5
-        edges.append((alike & together).triu(1).nonzero() + start)
-        start = end
-    return components(torch.cat(edges) if edges else border_n.new_empty(0, 2), len(border_n))
+    number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
+    first_P = number_P.cumsum(0) - number_P
+    edges = [border_n.new_empty(0, 2)]
+    for rows, width in by_width(number_P):
+        place_w = torch.arange(width, device=border_n.device)
+        valid_Pw = place_w < number_P[rows].unsqueeze(1)
+        node_Pw = (first_P[rows].unsqueeze(1) + place_w).clamp(max=len(border_n) - 1)
+        centre_PwD = centre_nD.index_select(0, node_Pw.flatten()).view(*node_Pw.shape, -1)
+        together_Pww = valid_Pw.unsqueeze(2) & valid_Pw.unsqueeze(1)
+        sim_Pww = centre_PwD @ centre_PwD.mT
+        alike_Pww = sim_Pww > similarity if rule == "centres" else possibility(sim_Pww, together_Pww, similarity) > 0.5
+        border, one, other = (alike_Pww & together_Pww).triu(1).nonzero(as_tuple=True)
+        edges.append(torch.stack((node_Pw[border, one], node_Pw[border, other]), 1))
+    return components(torch.cat(edges), len(border_n))
 
 
 def components(edge_E2: Tensor, number: int) -> Tensor:

@@ -25,16 +25,17 @@ def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
     return _spread(graph_KWW).gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
 
 
-def possibility(sim_nn: Tensor, together_nn: Tensor, similarity: float) -> Tensor:
-    """(n, n) in [0, 1], symmetric: how far the labels of two nodes reach each other, F_ij / √(F_ii F_jj) with Y = I and s₀ = `similarity`.
+def possibility(sim_Knn: Tensor, together_Knn: Tensor, similarity: float) -> Tensor:
+    """(…, n, n) in [0, 1], symmetric: how far the labels of two nodes reach each other, F_ij / √(F_ii F_jj) with Y = I, s₀ = `similarity`.
 
     Two nodes alone reach each other to A / (1 + A), above 1/2 where they are more alike than `similarity`; a third one near both adds to
     it. `together`: which nodes may be joined at all.
     """
-    strength_nn = ((sim_nn - similarity) / TEMPERATURE).clamp(max=MOST)
-    reach_nn = _spread(strength_nn.exp().masked_fill(~together_nn, 0).fill_diagonal_(0))
-    own_n = reach_nn.diagonal().rsqrt()
-    return reach_nn * own_n.unsqueeze(0) * own_n.unsqueeze(1)
+    others_Knn = together_Knn & ~torch.eye(sim_Knn.shape[-1], dtype=torch.bool, device=sim_Knn.device)
+    strength_Knn = ((sim_Knn - similarity) / TEMPERATURE).clamp(max=MOST)
+    reach_Knn = _spread(strength_Knn.exp().masked_fill(~others_Knn, 0))
+    own_Kn = reach_Knn.diagonal(dim1=-2, dim2=-1).rsqrt()
+    return reach_Knn * own_Kn.unsqueeze(-2) * own_Kn.unsqueeze(-1)
 
 
 def _spread(graph: Tensor) -> Tensor:

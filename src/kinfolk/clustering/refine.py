@@ -19,6 +19,7 @@ from torch import Tensor
 from kinfolk.clustering.merge import merged
 from kinfolk.clustering.rings import Rings
 from kinfolk.clustering.split import Rule, split
+from kinfolk.clustering.widths import by_width
 
 
 @dataclass(frozen=True)
@@ -83,29 +84,15 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     cluster_T, order = level.unit_parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
     unit_KW, valid_KW, rest_K = looked_at(level, touched[order], cluster_K, owner_T, limits.max_units)
-    sum_KWD = level.unit_sum[unit_KW] * valid_KW.unsqueeze(2)
-    total_KD = sum_KWD.sum(1)
-    level.cluster_sum[cluster_K] = torch.where(rest_K.unsqueeze(1), level.cluster_sum[cluster_K], total_KD)
-    rest_KD = level.cluster_sum[cluster_K] - total_KD
-    if rest_K.any():
-        sum_KWD = torch.cat((rest_KD.unsqueeze(1), sum_KWD), 1)
-        valid_KW = torch.cat((rest_K.unsqueeze(1), valid_KW), 1)
-        unit_KW = torch.cat((cluster_K.new_full((len(cluster_K), 1), -1), unit_KW), 1)
-    part_KW = split(F.normalize(sum_KWD, dim=2), valid_KW, rest_K, limits.parts, limits.rule)
-
-    held_KmW = (part_KW.unsqueeze(1) == torch.arange(limits.parts, device=part_KW.device).view(1, -1, 1)) & valid_KW.unsqueeze(1)
-    number_Km = held_KmW.sum(2)
-    looked_K = valid_KW.sum(1) - rest_K.long()
-    rest_part_K = part_KW[:, 0]
-    main_K = torch.where(rest_K, rest_part_K, number_Km.argmax(1))
-    number_Km[rest_K, rest_part_K[rest_K]] += (level.units.units[cluster_K] - looked_K - 1)[rest_K]
+    part_KW, number_Km, sum_KmD = _split(level, cluster_K, unit_KW, valid_KW, rest_K, limits)
+    main_K = torch.where(rest_K, 0, number_Km.argmax(1))  # the rest's part is the first
     owns_Km = torch.arange(limits.parts, device=part_KW.device) == main_K.unsqueeze(1)
     alive_Km = number_Km > 0
     slot_Km = torch.where(owns_Km, cluster_K.unsqueeze(1), -1)
     border_K = level.cluster_parent[cluster_K]
     other = _siblings(level, cluster_K, border_K, limits.max_units)
 
-    sums = torch.cat(((held_KmW.to(sum_KWD.dtype) @ sum_KWD)[alive_Km], level.cluster_sum[other]))
+    sums = torch.cat((sum_KmD[alive_Km], level.cluster_sum[other]))
     border_n = torch.cat((border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other]))
     slot_n = torch.cat((slot_Km[alive_Km], other))
     number_n = torch.cat((number_Km[alive_Km], level.units.units[other]))
@@ -115,7 +102,7 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     target_Km = torch.full_like(number_Km, -1)
     target_Km[alive_Km] = target_n[:num_parts]
     to_KW = target_Km.gather(1, part_KW)
-    moves_KW = valid_KW & (unit_KW >= 0) & (to_KW != cluster_K.unsqueeze(1))
+    moves_KW = valid_KW & (to_KW != cluster_K.unsqueeze(1))
     leaving = (target_n[num_parts:] != other).nonzero().flatten()
     unit, to = [unit_KW[moves_KW]], [to_KW[moves_KW]]
     if len(leaving):
@@ -125,6 +112,35 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
         unit.append(path[there])
         to.append(target_n[num_parts:][leaving].unsqueeze(1).expand_as(path)[there])
     return Moves(torch.cat(unit), torch.cat(to), border_n)
+
+
+def _split(
+    level: Level, cluster_K: Tensor, unit_KW: Tensor, valid_KW: Tensor, rest_K: Tensor, limits: Limits
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, W) the part of every unit, (K, m) how many units a part has, (K, m, D) its sum; the rest of a large cluster is in part 0."""
+    part_KW = torch.zeros_like(unit_KW)
+    number_Km = cluster_K.new_zeros(len(cluster_K), limits.parts)
+    sum_KmD = level.unit_sum.new_zeros(len(cluster_K), limits.parts, level.unit_sum.shape[1])
+    part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
+    looked_K = valid_KW.sum(1)
+    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):  # large clusters are a group of their own
+        width = min(width, unit_KW.shape[1])
+        cluster, unit, valid, rest = cluster_K[rows], unit_KW[rows, :width], valid_KW[rows, :width], rest_K[rows]
+        sums, large = level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1), bool(rest[0])
+        if large:
+            total = valid.unsqueeze(1).to(sums.dtype) @ sums
+            sums = torch.cat((level.cluster_sum[cluster].unsqueeze(1) - total, sums), 1)
+            valid = torch.cat((rest.unsqueeze(1), valid), 1)
+        part = split(F.normalize(sums, dim=2), valid, rest, limits.parts, limits.rule)
+        if large:
+            part[:, 0] = 0
+        held = (part.unsqueeze(1) == part_m) & valid.unsqueeze(1)
+        number_Km[rows], sum_KmD[rows] = held.sum(2), held.to(sums.dtype) @ sums
+        part_KW[rows, :width] = part[:, 1:] if large else part
+        if not large:
+            level.cluster_sum[cluster] = sum_KmD[rows].sum(1)
+    number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - looked_K - 1, 0)
+    return part_KW, number_Km, sum_KmD
 
 
 def _siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
