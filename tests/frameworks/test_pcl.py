@@ -189,6 +189,8 @@ def test_defaults_and_wrong_arguments() -> None:
         made(confidence="none")
     with pytest.warns(KinfolkWarning, match="not smaller than the data set"):
         made(queue_size=N)
+    with pytest.warns(KinfolkWarning, match="there will be no prototypes"):
+        made(warmup_epochs=4)
     detector = Oracle(LABELS)
     detector.space = "features"
     with pytest.raises(ValueError, match="`detector` must go by the projected embeddings"):

@@ -92,6 +92,7 @@ class PCL(Framework):
         chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else tuple(num_clusters)
         self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
         self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
+        self._told = False
         dim = embedding_size(encoder, head)
         self.slow = MomentumCopy(encoder, head, momentum) if queue_size else None
         self.queue = Queue(queue_size, dim) if queue_size else None
@@ -161,6 +162,14 @@ class PCL(Framework):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
+        if self.warmup_epochs >= num_epochs > 1 and not self._told:
+            self._told = True
+            warnings.warn(
+                f"`warmup_epochs` (={self.warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no prototypes; "
+                "choose a shorter warm-up",
+                KinfolkWarning,
+                stacklevel=2,
+            )
         self.epoch = epoch
 
     def _clusters(self, epoch: int) -> bool:
