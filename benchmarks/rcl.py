@@ -80,12 +80,12 @@ class Steps:
             detector.started.fill_(True)
             update = detector.clusters.update
 
-            def timed(ids: Tensor, anchors: Tensor) -> None:
+            def timed(ids: Tensor, features: Tensor) -> None:
                 start = time.perf_counter()
                 update(ids, z[ids] + 0.02 * torch.randn(len(ids), DIM))  # the encoder is untrained: planted features stand for its own
                 self.updating.append(time.perf_counter() - start)
 
-            detector.clusters.update = timed  # type: ignore[method-assign]
+            detector.clusters.update = timed  # type: ignore[method-assign, assignment]
 
     def __call__(self) -> None:
         self.number += 1
