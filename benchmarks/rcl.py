@@ -85,7 +85,7 @@ class Steps:
                 update(ids, z[ids] + 0.02 * torch.randn(len(ids), DIM))  # the encoder is untrained: planted features stand for its own
                 self.updating.append(time.perf_counter() - start)
 
-            detector.clusters.update = timed  # type: ignore[method-assign, assignment]
+            detector.clusters.update = timed  # type: ignore[method-assign]
 
     def __call__(self) -> None:
         self.number += 1
