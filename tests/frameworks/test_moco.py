@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS
@@ -69,9 +70,9 @@ def test_it_is_equation_4_with_the_keys_of_earlier_batches(queue_size: int, symm
 def test_an_own_old_key_is_never_a_negative() -> None:
     framework = made()
     views, ids = batch(0)
-    framework.queue.push(torch.randn(3, 5), torch.tensor([20, 21, 22]))
+    framework.queue.push(F.normalize(torch.randn(3, 5), dim=1), torch.tensor([20, 21, 22]))
     before = framework.eval()(views, ids)
-    framework.queue.push(framework.slow(views[1]), ids)
+    framework.queue.push(F.normalize(framework.slow(views[1]), dim=1), ids)
     assert framework(views, ids) > before, "the others' keys are negatives"
     single = framework(views[:, :1], ids[:1])
     framework.queue.ids[3] = 23  # as if it were another's
@@ -97,7 +98,7 @@ def test_detectors_look_at_the_queue(name: str, action: Any) -> None:
     framework = made(detector=detectors[name], action=action, kin_weight=0.25)
     framework.watch(LABELS)
     for step in range(3):
-        framework.queue.push(framework.slow(batch(step)[0][1]), batch(step)[1])
+        framework.queue.push(F.normalize(framework.slow(batch(step)[0][1]), dim=1), batch(step)[1])
     views, ids = batch(3)
     queries, keys = framework.head(framework.encoder(views[0])), framework.slow(views[1])
     held, held_ids = (x.clone() for x in framework.queue.entries())
@@ -113,7 +114,7 @@ def test_detectors_look_at_the_queue(name: str, action: Any) -> None:
 
 def test_the_gradient_is_right() -> None:
     framework = made(detector=Oracle(LABELS), action="attract").eval()
-    framework.queue.push(torch.randn(9, 5), torch.arange(9) * 3 % 12)
+    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9) * 3 % 12)
     views, ids = batch(1, size=3)
     assert torch.autograd.gradcheck(lambda x: framework(torch.stack((x, views[1])), ids), (views[0].requires_grad_(),))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
@@ -55,7 +56,7 @@ def term(framework: PCL, anchors: Tensor, ids: list[int]) -> Tensor:
 
 def test_on_a_queue_it_is_infonce_and_the_prototypes() -> None:
     framework = made()
-    framework.queue.push(torch.randn(9, 5), torch.arange(9))  # type: ignore[union-attr]
+    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9))  # type: ignore[union-attr]
     views, ids = batch(0)
     queries, keys = framework.head(framework.encoder(views[0])), framework.slow(views[1])  # type: ignore[misc]
     held = [(v.double() / v.norm(), int(i)) for v, i in zip(*framework.queue.entries(), strict=True)]  # type: ignore[union-attr]
@@ -82,7 +83,7 @@ def test_on_the_batch_both_views_are_anchors() -> None:
 
 def test_the_gradient_is_right() -> None:
     framework = made(detector=Oracle(LABELS), action="attract").eval()
-    framework.queue.push(torch.randn(9, 5), torch.arange(9) * 3)  # type: ignore[union-attr]
+    framework.queue.push(F.normalize(torch.randn(9, 5), dim=1), torch.arange(9) * 3)  # type: ignore[union-attr]
     framework.refresh(embeddings(), 0.5)
     views, ids = batch(1, size=3)
     assert torch.autograd.gradcheck(lambda x: framework(torch.stack((x, views[1])), ids), (views[0].requires_grad_(),))
