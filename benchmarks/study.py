@@ -5,8 +5,8 @@
 A study is a document: a recipe to start from, settings for all, and for each method what differs, a recipe of its own included. Every
 run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
 The base of `framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one
-with the same setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where SupCon is
-`base+oracle:attract` of the same study.
+with the same setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where
+SupCon is `base+oracle:attract` of the same study.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,7 +40,7 @@ def test_two_views_are_sample_major() -> None:
     ],
 )
 def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> None:
-    right = {
+    right: dict[str, Any] = {
         "anchors": torch.ones(4, 2),
         "candidates": torch.ones(5, 2),
         "positives": torch.ones(4, 1, 2),
