@@ -109,7 +109,9 @@ def _swept(index: Any, features: Features, alpha: float, nearest: int, level: fl
     for start in show_progress(starts, len(starts), "Searching the nearest of all", enabled=progress):
         ids_R = np.arange(start, min(num, start + ROWS))
         sim_RM = shape.sampled_rows(features.rows(start, start + len(ids_R)), ids_R, columns_MD, columns_M)
-        median_R, spread_R, kin.threshold_N[ids_R] = shape.spread(sim_RM, rank + 1)
+        high = len(columns_M) - 1 - rank
+        kin.threshold_N[ids_R] = np.partition(sim_RM, high, axis=1)[:, high]
+        median_R, spread_R, _ = shape.spread(sim_RM[:, :: max(1, len(columns_M) // shape.COLUMNS)])
         bound_R = median_R + np.float32(level) * spread_R
         kin.alpha_N[ids_R] = (sim_RM > bound_R[:, None]).mean(1)
         kin.near_NK[ids_R], kin.near_sim_NK[ids_R] = _search(index, features, ids_R, nearest)
