@@ -49,8 +49,11 @@ def spread(sim_RM: Floats, rank: int = 1) -> tuple[Floats, Floats, Floats]:
     """(R,), (R,), (R,) median, spread of the lower half, and `rank`-th largest, of sampled similarities."""
     num = sim_RM.shape[1]
     middle, low, high = num // 2, min(max(1, round(LOW * num)), num // 2), num - min(rank, num)
-    ordered = np.partition(sim_RM, (low, middle, high), axis=1)
-    return ordered[:, middle], np.maximum(ordered[:, middle] - ordered[:, low], np.float32(1e-6)), ordered[:, high]
+    halves = np.partition(sim_RM, middle, axis=1)  # one rank at a time: several at once take numpy's slow way
+    median_R, low_R = halves[:, middle], np.partition(halves[:, : middle + 1], low, axis=1)[:, low]
+    first = middle if high >= middle else 0
+    high_R = np.partition(halves[:, first:], high - first, axis=1)[:, high - first]
+    return median_R, np.maximum(median_R - low_R, np.float32(1e-6)), high_R
 
 
 def tails(sim_RN: Floats, median_R: Floats, spread_R: Floats) -> NDArray[np.int64]:
