@@ -26,7 +26,7 @@ class Method:
 
     Example:
         >>> parse("sogclr+glofnd")
-        Method(framework='sogclr', detector='glofnd', action='eliminate')
+        Method(framework='sogclr', detector='glofnd', action='eliminate', variant=None)
         >>> str(parse("simclr+oracle:attract"))
         'simclr+oracle:attract'
     """
