@@ -115,7 +115,7 @@ def test_looking_at_data(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--data", "digits", "--out", "{new}", "--method", "simclr+orcale"], "did you mean oracle?"),
+        (["train", "--data", "digits", "--out", "{new}", "--method", "simclr+orcale"], "did you mean oracle"),
         (["train", "--data", "digits", "--out", "{new}", "--set", "optimiser.lr=1"], "optimizer"),
         (["train", "--data", "digits", "--out", "{new}", "--set", "lr"], "KEY=VALUE"),
         (["train", "--data", "digits", "--out", "{new}", "--recipe", "demo-digit"], "demo-digits"),

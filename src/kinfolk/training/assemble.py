@@ -64,10 +64,23 @@ def resolve(config: TrainConfig) -> TrainConfig:
         raise UsageError(
             f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write the method as {method}+NAME"
         )
+    document["views"]["options"] |= _needed_views(config)
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
-    if config.views.size is not None:
-        build_views(config)
-    return TrainConfig.of(document)
+    resolved = TrainConfig.of(document)
+    if resolved.views.size is not None:
+        build_views(resolved)
+    return resolved
+
+
+def _needed_views(config: TrainConfig) -> Mapping[str, object]:
+    """The settings of the views that the framework cannot do without; refused where the user set another."""
+    needed = FRAMEWORKS[parse(config.method).framework].view_options
+    for name, value in needed.items():
+        if config.views.options.get(name, value) != value:
+            raise UsageError(
+                f"`views.options.{name}` (={config.views.options[name]!r}) must be {value!r} for {config.method}; leave it out"
+            )
+    return needed
 
 
 def placed(config: TrainConfig) -> TrainConfig:
@@ -92,13 +105,7 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
 def build_views(config: TrainConfig) -> Views:
     """The views of a training; `Views.evaluate` prepares pictures for its encoder."""
     assert config.views.size is not None, "fitted to the data"
-    needed = FRAMEWORKS[parse(config.method).framework].view_options
-    for name, value in needed.items():
-        if config.views.options.get(name, value) != value:
-            raise UsageError(
-                f"`views.options.{name}` (={config.views.options[name]!r}) must be {value!r} for {config.method}; leave it out"
-            )
-    return Views(config.views.preset, config.views.size, **{**config.views.options, **needed})
+    return Views(config.views.preset, config.views.size, **config.views.options)
 
 
 def build_framework(config: TrainConfig, data: ImageData) -> Framework:
