@@ -105,7 +105,7 @@ def test_queues_and_banks_go_on_where_they_were(tmp_path: Path, name: str) -> No
     state = read_checkpoint(run.checkpoint)["state_dict"]
     kept = {
         "moco": {"slow.encoder.conv1.weight", "queue.ids", "queue.pointer"},
-        "ir": {"bank.features", "drawn"},
+        "ir": {"bank.features", "draw.count"},
         "pcl": {"prototypes.clusters.labels", "prototypes.clusters.centroids", "prototypes.concentration", "prototypes.accepted", "draws"},
     }[name]
     assert {f"framework.{key}" for key in kept} <= state.keys()
