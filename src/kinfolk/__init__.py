@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import StartAt as StartAt
     from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
+    from kinfolk.objectives import RelativeContrast as RelativeContrast
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
     from kinfolk.stats import Stats as Stats
@@ -39,6 +40,7 @@ _HOME = {
     "Neighbours": "kinfolk.detectors",
     "Oracle": "kinfolk.detectors",
     "Pairs": "kinfolk.pairs",
+    "RelativeContrast": "kinfolk.objectives",
     "Ring": "kinfolk.detectors",
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",

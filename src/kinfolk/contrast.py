@@ -37,7 +37,8 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, large
 class Rows:
     """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
 
-    `kin_lse_R`, log Σ exp(s / t) over the kin, is there for objectives that pool them inside the logarithm."""
+    `kin_lse_R`, log Σ exp(s / t) over the kin, is there for objectives that pool them inside the logarithm; `degree_RP` where the pairs
+    have degrees."""
 
     own_RP: Tensor
     lse_R: Tensor
@@ -47,6 +48,7 @@ class Rows:
     kin_lse_R: Tensor | None
     ids: Tensor
     num_views: int
+    degree_RP: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Contrast:
                     None if pooled is None else pooled[0],
                     block.ids,
                     block.num_views,
+                    None if self.pairs.degree is None else self.pairs.degree[rows],
                 )
                 terms = self.terms(told)
                 total += terms.loss_R.sum() * share

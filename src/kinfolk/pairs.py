@@ -29,6 +29,8 @@ class Pairs:
         num_views: V.
         unit_candidates: whether the candidates are of unit norm for certain, as those of a queue or a bank; spares a copy of them.
         groups, candidate_groups: (B,) and (C,), known positives: whatever shares a group is never a negative.
+        degree: (A, P) how far each of the own positives is one: 1 is drawn in, 0 is only pushed away, between is the share of the criteria
+            that call it positive; below 0 there is none in this place. None: all are 1. For objectives that go by it alone.
     """
 
     anchors: Tensor
@@ -40,6 +42,7 @@ class Pairs:
     groups: Tensor | None = None
     candidate_groups: Tensor | None = None
     unit_candidates: bool = False
+    degree: Tensor | None = None
 
     def __post_init__(self) -> None:
         num_anchors, num_candidates = len(self.anchors), len(self.candidates)
@@ -54,6 +57,8 @@ class Pairs:
                 f"`positives` (={tuple(self.positives.shape)}) must have the shape (anchors, own positives, embedding) "
                 f"with {num_anchors} anchors"
             )
+        if self.degree is not None and self.degree.shape != self.positives.shape[:2]:
+            raise ValueError(f"`degree` (={tuple(self.degree.shape)}) must have the shape {tuple(self.positives.shape[:2])}")
         if num_candidates == 0:
             raise ValueError("`candidates` must hold at least one row; fill a queue before the first loss is taken")
         if (self.groups is None) != (self.candidate_groups is None):

@@ -36,6 +36,8 @@ class Objective(nn.Module, ABC):
     attracted_stay: ClassVar[bool]
     pools_kin: ClassVar[bool] = False
     """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
+    grades: ClassVar[bool] = False
+    """Whether it goes by the degrees of the own positives."""
     addresses: ClassVar[bool] = False
     """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
 
@@ -89,6 +91,8 @@ class Objective(nn.Module, ABC):
     def on(self, pairs: Pairs) -> Tensor:
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
         anchors themselves (one tensor) are gathered from all ranks, others are taken as they are."""
+        if pairs.degree is not None and not self.grades:
+            raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes = self._joined(_normalised(pairs))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else self.labels.to(pairs.ids.device)

@@ -1,0 +1,76 @@
+"""The relative contrastive loss: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, equation 3.
+
+Dimension key: R rows of a block, P keys.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from kinfolk.actions import Action
+from kinfolk.contrast import Rows, Terms
+from kinfolk.detectors.base import Detector
+from kinfolk.objectives.base import Objective
+
+
+class RelativeContrast(Objective):
+    """Each key by itself against the negatives: drawn in where a criterion calls it positive, only pushed away where it does not.
+
+        loss_i = mean_{keys k} ( log( exp(s_ik / t) + Σ_j w_ij exp(s_ij / t) ) − y_ik · s_ik / t )
+
+    The keys are the own positives of `Pairs`, y_ik their degrees: 1 if the labels of anchor and key are equal under the criterion, 0 if
+    not. Under several criteria with one prediction for all, y is the share of those that agree, P_c of equation 9, as the mean over
+    criteria of equation 2 then has it. w_ij over the negatives: 1; for kin 0 with `eliminate`, a factor with `reweight`. With `attract`
+    kin are further keys with y = 1, and as they stand in the sum anyway it is not widened by them. No state. With one key, and that
+    positive, it is `NTXent`.
+
+    Args:
+        temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
+
+    Example:
+        >>> import torch
+        >>> from kinfolk.pairs import Pairs
+        >>> z, ids = torch.eye(3), torch.arange(3)
+        >>> keys, degree = torch.stack((z, z.roll(1, 0)), 1), torch.tensor([[1.0, 0.0]]).expand(3, 2)
+        >>> round(RelativeContrast(temperature=1.0).on(Pairs(z, z, keys, ids, ids, degree=degree)).item(), 4)
+        0.825
+    """
+
+    attracted_stay: ClassVar[bool] = True
+    grades: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        temperature: float,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        block_rows: int | None = None,
+        kin_weight: float = 0.5,
+        gather: bool | None = None,
+    ) -> None:
+        super().__init__(temperature, detector, action, min_negatives, kin_weight, block_rows, gather)
+
+    def terms(self, rows: Rows) -> Terms:
+        t = self.temperature
+        logit_RP, lse_R1 = rows.own_RP / t, rows.lse_R.unsqueeze(1)
+        degree_RP = torch.ones_like(logit_RP) if rows.degree_RP is None else rows.degree_RP.to(logit_RP.dtype)
+        absent_RP, pull_RP = degree_RP < 0, degree_RP.clamp(min=0)
+        attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
+        number_R = ((~absent_RP).sum(1) + attracted_R).to(logit_RP.dtype)
+        log_all_RP = torch.logaddexp(logit_RP, lse_R1)
+        kin_R = torch.where(attracted_R > 0, attracted_R * rows.lse_R - rows.kin_sum_R / t, 0.0)
+        loss_R = (log_all_RP - pull_RP * logit_RP).masked_fill(absent_RP, 0.0).sum(1) + kin_R
+        push_RP = torch.exp(lse_R1 - log_all_RP).masked_fill(absent_RP, 0.0)
+        d_own_RP = (torch.exp(logit_RP - log_all_RP) - pull_RP).masked_fill(absent_RP, 0.0)
+        return Terms(
+            loss_R=loss_R / number_R,
+            d_lse_R=(push_RP.sum(1) + attracted_R) / number_R,
+            d_own_RP=d_own_RP / (t * number_R).unsqueeze(1),
+            d_kin_R=-1 / (t * number_R),
+        )
+
+    def __repr__(self) -> str:
+        return self._call()
