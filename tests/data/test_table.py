@@ -36,13 +36,13 @@ def labels_of(data: ImageData) -> list[int] | None:
 def test_all_columns(tmp_path: Path) -> None:
     a, b, c = pictures(tmp_path, 3)
     header = ("image", "caption", "label", "group", "split")
-    rows = [(a, "a dog, running", "dog", "g1", "test"), (b, "two\nlines “quoted”", "cat", "g2", "train"), (c, "", "dog", "g1", "dev")]
+    rows = [(a, "a dog, running", "dog", "g1", "test"), (b, "two\nlines “quoted”", "cat", "g2", "train"), (c, "x", "dog", "g1", "dev")]
     data = prepared(write_csv(tmp_path / "t.csv", [header, *rows]))
     assert data.samples.keys == [b, c, a]
     assert data.samples.splits == ["train", "val", "test"]
     assert data.classes == ["cat", "dog"]
     assert labels_of(data) == [0, 1, 1]
-    assert data.samples.captions == ["two\nlines “quoted”", "", "a dog, running"]
+    assert data.samples.captions == ["two\nlines “quoted”", "x", "a dog, running"]
     assert data.samples.groups == ["g2", "g1", "g1"]
     assert torch.equal(data.pixels(torch.tensor([2]))[0], torch.from_numpy(noise(8, 8, 0)))
 
@@ -147,6 +147,55 @@ def test_a_caption_that_is_not_utf8(tmp_path: Path) -> None:
     data = prepared(tmp_path / "t.csv")
     assert data.samples.keys == [a]
     assert data.quarantine == [(b, "the caption is not valid UTF-8")]
+
+
+def test_bad_captions_are_refused_by_name_and_shift_nothing(tmp_path: Path) -> None:
+    a, b, c, d, e = pictures(tmp_path, 5)
+    rows = [(a, "one"), (b, ""), ("gone.png", "lost"), (c, "x" * 10_000), (d, " \t"), (e, "five")]
+    data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption"), *rows]))
+    assert list(zip(data.samples.keys, data.samples.captions or [], strict=True)) == [(a, "one"), (e, "five")]
+    assert data.quarantine == [
+        (b, "the caption is empty"),
+        ("gone.png", "there is no such file"),
+        (c, "the caption has 10,000 characters; it must have fewer than 10,000"),
+        (d, "the caption is empty"),
+    ]
+    assert torch.equal(data.pixels(torch.tensor([1]))[0], torch.from_numpy(noise(8, 8, 4)))
+
+
+def test_a_column_of_lists_gives_a_sample_several_captions(tmp_path: Path) -> None:
+    a, b, c = pictures(tmp_path, 3)
+    table = pa.table({"image": [a, b, c], "caption": [["one", "", "two"], [None], ["three"]]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    data = prepared(tmp_path / "t.parquet")
+    assert data.samples.keys == [a, c]
+    assert data.samples.captions == [("one", "two"), ("three",)]
+    assert data.quarantine == [(f"{a}[2]", "the caption is empty"), (f"{b}[1]", "the caption is empty"), (b, "it has no caption")]
+    data.samples.to_parquet(tmp_path / "samples.parquet")
+    again = type(data.samples).read(tmp_path / "samples.parquet")
+    assert data.samples.first_difference(again) is None
+    assert again.of("train").captions == data.samples.captions
+
+
+def test_a_parquet_caption_that_is_not_utf8(tmp_path: Path) -> None:
+    a, b = pictures(tmp_path, 2)
+    captions = pa.array([b"good", b"caf\xe9"], pa.binary()).view(pa.string())
+    for column in (captions, captions.view(pa.binary())):
+        pq.write_table(pa.table({"image": [a, b], "caption": column}), tmp_path / "t.parquet")
+        data = prepared(tmp_path / "t.parquet")
+        assert (data.samples.captions, data.quarantine) == (["good"], [(b, "the caption is not valid UTF-8")])
+
+
+def test_known_positives(tmp_path: Path) -> None:
+    a, b, c, d, e = pictures(tmp_path, 5)
+    (tmp_path / "copy.png").write_bytes((tmp_path / a).read_bytes())
+    rows = [(a, "x", ""), (b, "caf\u00e9  here", ""), (c, "cafe\u0301 here", "g"), (d, "y", "g"), ("copy.png", "z", ""), (e, "w", "")]
+    data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption", "group"), *rows]))
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 1, 1, 1, 0, 5]
+    data.samples.to_parquet(tmp_path / "samples.parquet")
+    assert pq.read_table(tmp_path / "samples.parquet")["group_id"].to_pylist() == [0, 1, 1, 1, 0, 5]
+    assert type(data.samples).read(tmp_path / "samples.parquet")[2].group_id == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from kinfolk.data.cifar100 import SUPERCLASSES
+from kinfolk.data.decode import Place
 from kinfolk.data.hierarchy import CIFAR100, Hierarchy, open_hierarchy
 from kinfolk.data.sources import Item, Pixels, Source
 from kinfolk.errors import KinfolkError, UsageError
@@ -39,7 +40,7 @@ class AtDepth(Source):
         label = self._source.label(index)
         return None if label is None or label < 0 else self._place[label]
 
-    def path(self, index: int) -> str | None:
+    def path(self, index: int) -> Place | None:
         return self._source.path(index)
 
     def stat(self, index: int) -> tuple[int, int] | None:

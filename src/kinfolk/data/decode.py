@@ -32,6 +32,10 @@ _TURNS = {
 }
 
 
+Place = str | tuple[str, int, int]
+"""Where the bytes of an image are: a file, or (file, offset, length) of a part of one."""
+
+
 class RefusedError(Exception):
     """The image can't be used; the message is the reason."""
 
@@ -56,16 +60,20 @@ class Read(NamedTuple):
     reason: str | None
 
 
-def read_file(path: str, height: int, width: int, pixel_cap: int) -> Read:
-    """Reads and decodes one file."""
+def read_file(place: Place, height: int, width: int, pixel_cap: int) -> Read:
+    """Reads and decodes one file, or part of one."""
+    path, offset, length = (place, 0, None) if isinstance(place, str) else place
     size_bytes = modified_ns = 0
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            size_bytes, modified_ns = status.st_size, status.st_mtime_ns
+            size_bytes, modified_ns = status.st_size if length is None else length, status.st_mtime_ns
             if size_bytes > _MAX_FILE_BYTES:
                 raise RefusedError(f"the file has {size_bytes:,} bytes, more than {_MAX_FILE_BYTES:,}")
-            data = file.read()
+            file.seek(offset)
+            data = file.read() if length is None else file.read(length)
+            if length is not None and len(data) < length:
+                raise RefusedError("truncated: the archive ends within it")
         decoded = decode(data, height, width, pixel_cap)
     except OSError as error:
         return Read(size_bytes, modified_ns, "", 0, 0, None, f"can't be read: {error.strerror or error}")

@@ -28,6 +28,7 @@ class ImageData:
         self.num_train = samples.num_train
         self.classes = samples.classes
         self.labels = None if samples.labels is None else torch.from_numpy(samples.labels.copy())
+        self.groups = None if samples.group_ids is None else torch.from_numpy(samples.group_ids.copy())
         widths, heights = torch.from_numpy(samples.widths.copy()), torch.from_numpy(samples.heights.copy())
         self._aspects = widths.float() / heights.float()
 
@@ -42,6 +43,11 @@ class ImageData:
         """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
         ids = ids.to("cpu", torch.int64)
         return self._cache.index_select(0, ids if self._rows is None else self._rows.index_select(0, ids))
+
+    def images(self, ids: Tensor) -> Tensor:
+        """(B,) a number for each distinct image: samples with several captions in rows of their own share it."""
+        ids = ids.to("cpu", torch.int64)
+        return ids if self._rows is None else self._rows.index_select(0, ids)
 
     def aspect(self, ids: Tensor) -> Tensor:
         """(B,) width / height of the original images, before they were squashed into the cache."""

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.cache import Contents
+from kinfolk.data.captions import alike
 from kinfolk.data.decode import Read
 from kinfolk.data.difference import shown
+from kinfolk.data.groups import group_ids
 from kinfolk.data.images import ImageData
 from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source
@@ -86,6 +88,9 @@ class Roster:
         items, table = [self._items[index] for index in good], contents.samples
         labels = [self._source.label(index) for index in good]
         has_labels = any(label is not None for label in labels)
+        captions = alike([item.caption for item in items]) if any(item.caption is not None for item in items) else None
+        groups = [item.group for item in items] if any(item.group is not None for item in items) else None
+        digests = [table.digests[row] for row in rows]
         samples = Samples(
             ids=np.arange(len(good)),
             keys=[item.key for item in items],
@@ -96,9 +101,10 @@ class Roster:
             splits=[item.split for item in items],
             sizes_bytes=table.sizes_bytes[rows],
             modified_ns=table.modified_ns[rows],
-            digests=[table.digests[row] for row in rows],
-            captions=[item.caption for item in items] if any(item.caption is not None for item in items) else None,
-            groups=[item.group for item in items] if any(item.group is not None for item in items) else None,
+            digests=digests,
+            captions=captions,
+            groups=groups,
+            group_ids=None if captions is None and groups is None else group_ids(digests, captions, groups),
         )
         is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
         return ImageData(samples, cache, None if is_plain else torch.from_numpy(rows), [*contents.unread, *bad])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kinfolk.data.captions import Caption
 from kinfolk.data.difference import first_difference
 from kinfolk.errors import KinfolkError
 
@@ -31,8 +32,9 @@ class Sample:
     size_bytes: int
     modified_ns: int
     digest: str
-    caption: str | None = None
+    caption: Caption | None = None
     group: str | None = None
+    group_id: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,8 @@ class Samples:
         splits: "train", "val", "test" or a table's own name.
         sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
-        captions, groups: where a table has them.
+        captions, groups: where the source has them. A caption is a text, or a tuple where samples have several.
+        group_ids: (N,) known positives: samples with one group id share an image, a caption or a group; see `groups.py`.
     """
 
     ids: Ints
@@ -61,8 +64,9 @@ class Samples:
     sizes_bytes: Ints
     modified_ns: Ints
     digests: list[str]
-    captions: list[str | None] | None = None
+    captions: list[Caption | None] | None = None
     groups: list[str | None] | None = None
+    group_ids: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -81,6 +85,7 @@ class Samples:
             digest=self.digests[row],
             caption=None if self.captions is None else self.captions[row],
             group=None if self.groups is None else self.groups[row],
+            group_id=None if self.group_ids is None else int(self.group_ids[row]),
         )
 
     def __iter__(self) -> Iterator[Sample]:
@@ -115,9 +120,13 @@ class Samples:
             "modified_ns": self.modified_ns,
             "digest": pa.array(self.digests, pa.string()),
         }
-        for name, values in (("caption", self.captions), ("group", self.groups)):
-            if values is not None:
-                columns[name] = pa.array(values, pa.string())
+        if self.captions is not None:
+            several = any(isinstance(caption, tuple) for caption in self.captions)
+            columns["caption"] = pa.array(self.captions, pa.list_(pa.string()) if several else pa.string())
+        if self.groups is not None:
+            columns["group"] = pa.array(self.groups, pa.string())
+        if self.group_ids is not None:
+            columns["group_id"] = self.group_ids
         table = pa.table(columns)
         if self.classes is not None:
             table = table.replace_schema_metadata({_CLASSES: json.dumps(self.classes).encode()})
@@ -139,8 +148,9 @@ class Samples:
                 **{name: column[singular].to_pylist() for name, singular in _TEXT_COLUMNS.items()},
                 labels=None if labels.null_count == len(table) else labels.fill_null(-1).to_numpy().astype(np.int64),
                 classes=None if classes is None else json.loads(classes),
-                captions=column["caption"].to_pylist() if "caption" in column else None,
+                captions=[_tupled(value) for value in column["caption"].to_pylist()] if "caption" in column else None,
                 groups=column["group"].to_pylist() if "group" in column else None,
+                group_ids=column["group_id"].to_numpy().astype(np.int64) if "group_id" in column else None,
             )
         except (OSError, pa.ArrowException, KeyError) as error:
             raise KinfolkError(f"`{path}` is not a readable table of samples: {error}") from error
@@ -151,7 +161,14 @@ class Samples:
         for name in (*_TEXT_COLUMNS, "captions", "groups"):
             values = getattr(self, name)
             taken[name] = None if values is None else [values[row] for row in rows]
-        return replace(self, **taken, labels=None if self.labels is None else self.labels[index])
+        for name in ("labels", "group_ids"):
+            numbers = getattr(self, name)
+            taken[name] = None if numbers is None else numbers[index]
+        return replace(self, **taken)
+
+
+def _tupled(value: str | list[str] | None) -> Caption | None:
+    return tuple(value) if isinstance(value, list) else value
 
 
 _INT_COLUMNS = {"ids": "id", "widths": "width", "heights": "height", "sizes_bytes": "size_bytes", "modified_ns": "modified_ns"}

@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kinfolk.data.braces import expand
+from kinfolk.data.captions import Caption
+from kinfolk.data.decode import Place
 from kinfolk.data.difference import shown
 from kinfolk.errors import KinfolkError, UsageError
 
@@ -26,13 +29,14 @@ class Item:
     Args:
         key: unique within the source and stable.
         label: index of the class; None where there is none or where only `Source.label` can tell.
+        caption: or several, as a tuple.
         same_as: index of the earlier item whose image this one shares (several captions of one image).
     """
 
     key: str
     label: int | None = None
     split: str = "train"
-    caption: str | None = None
+    caption: Caption | None = None
     group: str | None = None
     same_as: int | None = None
 
@@ -65,8 +69,8 @@ class Source(ABC):
         """The label of item `index`; asked after `load(index)`."""
 
     @abstractmethod
-    def path(self, index: int) -> str | None:
-        """The file that holds item `index` and nothing else, for workers to read; None where there is no such file."""
+    def path(self, index: int) -> Place | None:
+        """The file that holds item `index` and nothing else, or the part of a file, for workers to read; None where there is none."""
 
     @abstractmethod
     def stat(self, index: int) -> tuple[int, int] | None:
@@ -88,8 +92,8 @@ def open_source(
 
     Args:
         spec: "digits"; the path of an image folder, of a `.npz` / `.npy`, of a `.csv` / `.tsv` / `.parquet` table, of the official
-            CIFAR-10/100 archive (python version; `.tar.gz` or extracted); an array or tensor of images; a map-style `Dataset`, or a
-            mapping from split to `Dataset`.
+            CIFAR-10/100 archive (python version; `.tar.gz` or extracted), of webdataset shards (a `.tar`, a folder of them, or a pattern
+            as in `shards/{000..331}.tar`); an array or tensor of images; a map-style `Dataset`, or a mapping from split to `Dataset`.
         labels: of an array or tensor, or of a `.npy`.
         labels_from_folders: take the first folder (below `train/`, `test/` …) of each file as its class.
         image_column, caption_column, label_column, group_column, split_column: of a table. Columns named "caption", "label",
@@ -115,6 +119,10 @@ def open_source(
 
         return digits()
     path = Path(spec)
+    if not path.exists() and (shards := expand(str(spec))):
+        from kinfolk.data.shards import open_shards
+
+        return open_shards({"train": shards}, f"`{shown(str(spec))}`")
     if not path.exists():
         hint = "; give the path of the downloaded archive" if str(spec) in ("cifar10", "cifar100") else ""
         raise UsageError(f"there is no file or folder `{shown(str(spec))}`{hint}")
@@ -124,8 +132,14 @@ def open_source(
 
         if (found := find_cifar(path)) is not None:
             return open_cifar(*found)
-        if kind != "folder":
-            raise KinfolkError(f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version); unpack it and give the folder")
+        if kind.endswith((".tar.gz", ".tgz")):
+            raise KinfolkError(
+                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version); unpack it and give the folder, or the .tar"
+            )
+        from kinfolk.data.shards import find_shards, open_shards
+
+        if shards_of := find_shards(path):
+            return open_shards(shards_of, f"`{path}`")
         from kinfolk.data.folder import open_folder
 
         return open_folder(path, labels_from_folders=labels_from_folders)
@@ -137,4 +151,4 @@ def open_source(
         from kinfolk.data.table import Columns, open_table
 
         return open_table(path, Columns(image_column, caption_column, label_column, group_column, split_column))
-    raise UsageError(f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet or a CIFAR archive (.tar.gz)")
+    raise UsageError(f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or webdataset shards (.tar)")

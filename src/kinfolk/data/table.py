@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinfolk.data.captions import sort_out
 from kinfolk.data.folder import SPLITS, FileSource
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.sources import Item
@@ -31,7 +32,8 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
     """A CSV, TSV or Parquet table; paths are relative to it.
 
     Rows that name the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3` …, and where the table
-    has no group column they form a group. A row whose image does not exist is refused by name.
+    has no group column they form a group. A row whose image does not exist is refused by name, and so is one whose caption is empty,
+    not UTF-8 or too long, where there is a column of captions. A Parquet list of captions gives one sample several.
     """
     name = f"`{path}`"
     rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
@@ -44,7 +46,7 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
     if bad_type is not None:
         raise KinfolkError(f"the image column of {name} holds {type(bad_type).__name__}, not file paths; write the images to files")
     labels, classes = encode_labels(found["label"] or [None] * len(images), name)
-    groups = found["group"]
+    captions, groups = found["caption"], found["group"]
     if groups is None and len(set(images)) < len(images):
         groups = images
     items: list[Item] = []
@@ -55,11 +57,11 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
     for row, image in enumerate(images):
         seen[image] = number = seen.get(image, 0) + 1
         key = _text(image or f"(row {row + 1})") + (f"#{number}" if number > 1 else "")
-        caption = _cell(found["caption"], row)
         file = os.path.join(path.parent, image or "")
-        reason = "the caption is not valid UTF-8" if caption is not None and _text(caption) != caption else _why_missing(image, file)
-        if reason is not None:
-            refused.append((key, reason))
+        reason = _why_missing(image, file)
+        caption, faults = (None, []) if captions is None or reason is not None else sort_out(captions[row])
+        refused += [(key, reason)] if reason is not None else [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
+        if reason is not None or (captions is not None and caption is None):
             continue
         split = (_cell(found["split"], row) or "").strip().lower()
         group = _cell(groups, row)
@@ -123,6 +125,18 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path, partitioning=None)
-        return {name: table[name].to_pylist() for name in table.column_names}
+        return {name: _values(table[name]) for name in table.column_names}
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
+
+
+def _values(column: Any) -> list[Any]:
+    """A column as Python values; a text that is not UTF-8 keeps its bytes, as lone surrogates."""
+    import pyarrow as pa
+
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        if not pa.types.is_string(column.type):
+            raise
+        return [None if value is None else value.decode("utf-8", "surrogateescape") for value in column.cast(pa.binary()).to_pylist()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kinfolk.data.captions import alike
 from kinfolk.data.decode import digest
 from kinfolk.data.difference import first_unequal, key_difference, shown, value_difference
 from kinfolk.data.samples import Samples
@@ -65,7 +66,7 @@ def _annotation_change(samples: Samples, source: Source, order: Sequence[int]) -
     columns: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
         ("split", samples.splits, [items[index].split for index in order]),
         ("label", [None if label < 0 else label for label in labels], [source.label(index) for index in order]),
-        ("caption", samples.captions or [None] * len(order), [items[index].caption for index in order]),
+        ("caption", samples.captions or [None] * len(order), alike([items[index].caption for index in order])),
         ("group", samples.groups or [None] * len(order), [items[index].group for index in order]),
     ]
     for name, was, now in columns:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
-from kinfolk.data.decode import Read
+from kinfolk.data.decode import Place, Read
 from kinfolk.errors import KinfolkError
 
 _CHUNK = 16
@@ -29,7 +29,7 @@ def default_workers() -> int:
     return min(count, 32)
 
 
-def read_files(paths: Sequence[str], height: int, width: int, pixel_cap: int, workers: int) -> Iterator[Read]:
+def read_files(paths: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int) -> Iterator[Read]:
     """Each file read and decoded, by `workers` processes. A file on which its worker dies is refused; the others are not affected."""
     local, all_workers, closing = threading.local(), list[_Worker](), threading.Event()
 
@@ -37,7 +37,7 @@ def read_files(paths: Sequence[str], height: int, width: int, pixel_cap: int, wo
         local.worker = _Worker(height, width, pixel_cap, closing)
         all_workers.append(local.worker)
 
-    def read(chunk: Sequence[str]) -> list[Read]:
+    def read(chunk: Sequence[Place]) -> list[Read]:
         if not hasattr(local, "worker"):
             start()
         worker: _Worker = local.worker
@@ -72,7 +72,7 @@ class _Worker:
         self._closing = closing
         self._start()
 
-    def read(self, paths: Sequence[str]) -> list[Read]:
+    def read(self, paths: Sequence[Place]) -> list[Read]:
         try:
             return self._ask(paths)
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -107,7 +107,7 @@ class _Worker:
             self.stop()
             raise KinfolkError(f"a decoding worker did not start: {lines[-1] if lines else 'no message'}; `workers=0` does without")
 
-    def _ask(self, paths: Sequence[str]) -> list[Read]:
+    def _ask(self, paths: Sequence[Place]) -> list[Read]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump(list(paths), self._process.stdin)
