@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering import confidence, kmeans
-from tests.reference import ifnd
+from tests.reference import ifnd, prototypes
 
 
 def clustered(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,21 +34,18 @@ def test_a_cold_temperature_stays_finite() -> None:
     assert (got <= 1).all()
 
 
-def test_concentration_of_a_cluster() -> None:
+def test_confidence_of_a_cluster() -> None:
     x, centroids, labels = clustered(2)
-    want = torch.tensor(ifnd.concentration(x, centroids, labels.tolist()))
-    low, high = want.quantile(torch.tensor([0.1, 0.9]))
-    phi = confidence.concentration(x, centroids, labels)
-    torch.testing.assert_close(phi, want.clamp(low, high))
-    order = confidence.cluster_confidence(x, centroids, labels)
-    assert order[labels == phi.argmin()].unique().item() == order.max()  # type: ignore[no-untyped-call]
+    phi = torch.tensor(prototypes.concentration(x, labels.tolist(), centroids, 1.0, 10.0))
+    low, high = phi.quantile(torch.tensor([0.1, 0.9]))
+    want = phi.clamp(low, high)
+    torch.testing.assert_close(confidence.cluster_confidence(x, centroids, labels), (want.mean() / want)[labels])
 
 
-def test_lonely_empty_and_equal_clusters_have_finite_concentrations() -> None:
+def test_lonely_empty_and_equal_clusters_have_finite_confidences() -> None:
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.9], [0.6, 0.8]])
     labels = torch.tensor([0, 0, 1, 1, 2])
     centroids = torch.tensor([[1.0, 0.0], [0.0, 0.95], [0.6, 0.8], [5.0, 5.0]])
-    assert confidence.concentration(x, centroids, labels).isfinite().all()
     assert confidence.cluster_confidence(x, centroids, labels).isfinite().all()
     assert confidence.cluster_confidence(x[4:], centroids, labels[4:]).isfinite().all()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Neighbours
-from kinfolk.detectors.neighbours import distant, together
+from kinfolk.detectors.neighbours import distant
 from tests.detectors.blocks import kin, random_block
 
 NUM_SAMPLES = 60
@@ -25,14 +25,19 @@ def test_kin_share_a_cluster_in_any_clustering() -> None:
     rows, columns = block.row_ids.tolist(), block.candidate_ids.tolist()
     for r, i in enumerate(rows):
         for c, j in enumerate(columns):
-            assert bool(found[r, c]) == any(labels[level, i] == labels[level, j] for level in range(3))
+            assert bool(found[r, c]) == (i != j and any(labels[level, i] == labels[level, j] for level in range(3)))
     assert len({tuple(level) for level in labels.tolist()}) == 3, "the clusterings differ"
 
 
 def test_nobody_is_kin_before_the_first_refresh() -> None:
-    block = random_block(0, [3, 17, 40, 8], num_views=1)
-    found = kin(Neighbours(NUM_SAMPLES, num_clusters=5), block)
-    assert torch.equal(found, torch.eye(4, dtype=torch.bool)), "none but the own, which the engine takes out"
+    assert not kin(Neighbours(NUM_SAMPLES, num_clusters=5), random_block(0, [3, 17, 40, 8], num_views=1)).any()
+
+
+def test_an_id_outside_of_the_data_is_refused() -> None:
+    detector = Neighbours(NUM_SAMPLES, num_clusters=5)
+    detector.refresh(features(), 0.0)
+    with pytest.raises(ValueError, match="`num_samples` is too small"):
+        detector.find(random_block(0, [3, -1, 40, 8], num_views=1))  # the last sample's clusters would be read for it
 
 
 @pytest.mark.parametrize(("number", "columns"), [(1, 40), (7, 40), (39, 40), (300, 4000)])
@@ -53,11 +58,6 @@ def test_a_background_of_everybody() -> None:
     (roles,) = Neighbours(NUM_SAMPLES, num_background=2).find(random_block(0, [1, 2, 3, 4], num_views=1)).levels
     assert roles.drop_RC is not None
     assert (~roles.drop_RC).sum(1).tolist() == [2, 2, 2, 2]
-
-
-def test_together() -> None:
-    labels = torch.tensor([[0, 0, 1], [5, 6, 6]])
-    assert together(labels, labels).tolist() == [[True, True, False], [True, True, True], [False, True, True]]
 
 
 def test_the_state_is_saved_and_the_clusters_go_on() -> None:

@@ -17,15 +17,6 @@ def confidence(features: Tensor, centroids: Tensor, labels: list[int], t: float)
     return values
 
 
-def concentration(features: Tensor, centroids: Tensor, labels: list[int]) -> list[float]:
-    """Equation 9 of PCL for each cluster, before singletons and outliers are looked after."""
-    values = []
-    for k, c in enumerate(centroids):
-        distances = [float((z - c).norm()) for z, y in zip(features, labels, strict=True) if y == k]
-        values.append(sum(distances) / (len(distances) * math.log(len(distances) + 10)) if distances else math.nan)
-    return values
-
-
 def acceptance(confidences: list[float], rate: float) -> set[int]:
     """The `rate` most confident samples; of equals the earlier."""
     order = sorted(range(len(confidences)), key=lambda i: (-confidences[i], i))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
+from kinfolk.detectors.members import member, refreshed_by
 from kinfolk.detectors.order import cut
 from kinfolk.pairs import Block, Roles
 
@@ -64,16 +65,15 @@ class Neighbours(Detector):
         self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
         self.clusters = ClusterLabels(num_samples, None, (self.num_clusters,) * num_clusterings, seed=seed, warm_start=warm_start)
 
+    @torch.no_grad()
     def find(self, block: Block) -> Found:
-        labels_LR, labels_LC = self.clusters.labels[:, block.row_ids], self.clusters.labels[:, block.candidate_ids]
-        return Found((Roles(kin_RC=together(labels_LR, labels_LC), drop_RC=distant(block.sim_RC, self.num_background)),))
+        return Found((Roles(kin_RC=member(self.clusters, block), drop_RC=distant(block.sim_RC, self.num_background)),))
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        assert features is not None, "it collects none of its own"
-        self.clusters.refresh(features)
+        refreshed_by(self.clusters, features)
 
     def __repr__(self) -> str:
         shown: dict[str, object] = {
@@ -85,14 +85,6 @@ class Neighbours(Detector):
         usual: dict[str, object] = {"every": 1, "space": "projected", "warm_start": True, "seed": 0}
         shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
         return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-
-def together(labels_LR: Tensor, labels_LC: Tensor) -> Tensor:
-    """(R, C) True where two labels agree in at least one clustering."""
-    kin_RC = labels_LR[0].unsqueeze(1) == labels_LC[0]
-    for labels_R, labels_C in zip(labels_LR[1:], labels_LC[1:], strict=True):
-        kin_RC |= labels_R.unsqueeze(1) == labels_C
-    return kin_RC
 
 
 def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.exact import Exact, check_ids
+from kinfolk.stores.exact import Exact, check_ids, means_by_id
 
 
 class Bank(Exact):
@@ -66,7 +66,7 @@ class Bank(Exact):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
         ids, z = distributed.joined(ids, z)
         new = F.normalize(z.to(self.features.dtype), dim=1)
-        unique_U, mean_UD = _means(ids, new)
+        unique_U, mean_UD = means_by_id(ids, new)
         self.features[unique_U] = F.normalize(torch.lerp(mean_UD, self.features[unique_U], self.momentum), dim=1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -82,17 +82,3 @@ class Bank(Exact):
 
     def __repr__(self) -> str:
         return f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum}, seed={self.seed})"
-
-
-def _means(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(U,) distinct ids and (U, D) the means of their rows, summed in the order of the rows: a scattered sum would have none on a GPU."""
-    unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
-    if len(unique_U) == len(ids):
-        return ids, rows
-    order = inverse.argsort(stable=True)
-    start_U = count_U.cumsum(0) - count_U
-    total_UD = rows[order[start_U]]
-    for repeat in range(1, int(count_U.max())):
-        more_U = count_U > repeat
-        total_UD[more_U] += rows[order[start_U[more_U] + repeat]]
-    return unique_U, total_UD / count_U.unsqueeze(1)

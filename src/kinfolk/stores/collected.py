@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.stores.bank import _means
-from kinfolk.stores.exact import Exact, check_ids
+from kinfolk.stores.exact import Exact, check_ids, means_by_id
 
 
 class Collected(Exact):
@@ -47,7 +46,7 @@ class Collected(Exact):
         mean_bD = anchors.view(len(ids), -1, anchors.shape[-1]).mean(1)
         if not self.features.shape[1]:
             self.features = mean_bD.new_zeros(self.num_samples, mean_bD.shape[1], dtype=torch.float32)
-        unique, rows = _means(ids, mean_bD.to(self.features.dtype))
+        unique, rows = means_by_id(ids, mean_bD.to(self.features.dtype))
         self.features[unique], self.seen[unique] = rows, True
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:

@@ -1,4 +1,7 @@
-"""What all stores share: a cast to 16 bits, meant for weights, leaves them as exact as they are."""
+"""What all stores share: a cast to 16 bits, meant for weights, leaves them as exact as they are; ids in range; one rule for duplicates.
+
+Dimension key: N data set, D embedding, b rows of a write, U distinct ids among them.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,17 @@ def check_ids(ids: Tensor, num_samples: int) -> None:
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
             raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): `num_samples` is too small")
+
+
+def means_by_id(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(U,) distinct ids and (U, D) the means of their (b, D) rows, summed in the order of the rows: a scattered sum has none on a GPU."""
+    unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
+    if len(unique_U) == len(ids):
+        return ids, rows
+    order = inverse.argsort(stable=True)
+    start_U = count_U.cumsum(0) - count_U
+    total_UD = rows[order[start_U]]
+    for repeat in range(1, int(count_U.max())):
+        more_U = count_U > repeat
+        total_UD[more_U] += rows[order[start_U[more_U] + repeat]]
+    return unique_U, total_UD / count_U.unsqueeze(1)
