@@ -45,6 +45,16 @@ def test_accuracy_drives_it_up_and_down() -> None:
     assert seen == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1])
 
 
+def test_a_rarer_measurement_moves_it_as_far() -> None:
+    anneal, seen = Anneal("knn", 0.0, 0.8, 8, 1), []
+    for epoch in range(12):
+        anneal.set_progress(epoch, 12)
+        if epoch % 2 == 1:
+            anneal.hear(0.1 * epoch)
+            seen.append(float(anneal.lower))
+    assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])  # all the way in eight epochs, whether measured in each or in every other
+
+
 def test_a_falling_loss_drives_it_up_in_the_time_given() -> None:
     anneal = Anneal("loss", 0.0, 0.8, 4, 1)
     seen = []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.frameworks import Framework
+from kinfolk.frameworks import LA, Framework
 from kinfolk.frameworks.method import Context, build, parse
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3
@@ -61,7 +61,8 @@ def trained(module: nn.Module, framework: Framework, batches: list[tuple[Tensor,
     optimizer = torch.optim.SGD(params, lr=0.1)
     out: dict[str, Any] = {"loss": [], "gradient": []}
     if framework.due(0):
-        framework.refresh(framework.known_features, 0.0)
+        assert isinstance(framework, LA)
+        framework.refresh(framework.bank.features, 0.0)
     for views, ids in batches:
         optimizer.zero_grad()
         loss = module(views, ids)

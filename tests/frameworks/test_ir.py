@@ -50,8 +50,19 @@ def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | 
         bank = queues.written(bank, ids.tolist(), z.detach(), momentum)
         torch.testing.assert_close(framework.bank.features, bank)
         optimizer.step()
-    assert framework.known_features is framework.bank.features
     assert framework.bank.features.dtype == torch.float64
+
+
+def test_the_bank_is_handed_out_once_every_sample_was_seen() -> None:
+    """Clusters of random vectors would mean nothing."""
+    framework = made(10)
+    for ids in torch.arange(NUM_SAMPLES).split(8):
+        assert framework.known_features is None
+        framework(torch.randn(1, len(ids), 3, 2, 2, dtype=torch.float64), ids)
+    assert framework.known_features is framework.bank.features
+    again = made(10)
+    again.load_state_dict(framework.state_dict())
+    assert again.known_features is not None
 
 
 def test_the_draw_is_another_in_every_step_and_the_same_after_a_resume() -> None:

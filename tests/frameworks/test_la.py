@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.detectors import FNC, Oracle, StartAt
+from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import IR, LA
 from tests.reference import multiview, queues
 
@@ -35,7 +36,7 @@ def test_it_is_equation_5_with_the_clusters_of_the_bank(num_background: int) -> 
     bank = framework.bank.features.clone()
     for step in range(4):
         assert framework.due(step)
-        framework.refresh(framework.known_features, step / 4)
+        framework.refresh(framework.bank.features, step / 4)
         clusterings = framework.detectors[0].detector.clusters.labels.tolist()
         assert all(max(labels) < 6 for labels in clusterings)
         views, ids = batch(step)
@@ -56,7 +57,7 @@ def test_it_is_equation_5_with_the_clusters_of_the_bank(num_background: int) -> 
 def test_without_close_neighbours_it_is_instance_discrimination() -> None:
     base = made(IR, num_negatives=None)
     early, alone = made(num_background=3, warmup_epochs=2), made(num_background=None)
-    early.refresh(early.known_features, 0.0)
+    early.refresh(early.bank.features, 0.0)
     early.set_progress(1, 4)
     for step in range(3):
         expected = base(*batch(step))
@@ -89,14 +90,14 @@ def test_the_default_attracts_whatever_the_grammar_says() -> None:
 
 def test_the_gradient_is_right() -> None:
     framework = made(num_background=12).eval()
-    framework.refresh(framework.known_features, 0.0)
+    framework.refresh(framework.bank.features, 0.0)
     views, ids = batch(1, size=3)
     assert torch.autograd.gradcheck(lambda x: framework(x, ids), (views.requires_grad_(),))
 
 
 def test_evaluation_and_broken_steps_write_nothing() -> None:
     framework = made(num_background=12)
-    framework.refresh(framework.known_features, 0.0)
+    framework.refresh(framework.bank.features, 0.0)
     framework(*batch(0))
     before = {name: value.clone() for name, value in framework.state_dict().items()}
     views, ids = batch(1)
@@ -110,7 +111,7 @@ def test_saved_and_continued_is_the_same() -> None:
     def trained(framework: LA, steps: range) -> LA:
         optimizer = torch.optim.SGD(framework.parameters(), lr=0.1)
         for step in steps:
-            framework.refresh(framework.known_features, step / 4)
+            framework.refresh(framework.bank.features, step / 4)
             optimizer.zero_grad()
             framework(*batch(step)).backward()
             optimizer.step()
@@ -125,7 +126,7 @@ def test_saved_and_continued_is_the_same() -> None:
 
 def test_low_temperature_and_half_precision_stay_finite() -> None:
     framework = made(temperature=0.01, num_background=12).float().to(torch.bfloat16)
-    framework.refresh(framework.known_features, 0.0)
+    framework.refresh(framework.bank.features, 0.0)
     loss = framework(batch(0)[0].to(torch.bfloat16), batch(0)[1])
     loss.backward()
     assert loss.isfinite()
@@ -137,3 +138,12 @@ def test_what_does_not_fit_is_refused() -> None:
         made(warmup_epochs=-1)
     with pytest.raises(ValueError, match=r"`num_clusters` \(=40\)"):
         made(num_clusters=40)
+
+
+def test_a_warm_up_as_long_as_the_training_is_warned_of_once() -> None:
+    framework = made(warmup_epochs=3)
+    framework.set_progress(0, 4)
+    with pytest.warns(KinfolkWarning, match="choose a shorter warm-up"):
+        framework.set_progress(0, 3)
+    framework.set_progress(1, 3)
+    made(detector=Oracle(LABELS)).set_progress(0, 3)  # another detector has a warm-up of its own

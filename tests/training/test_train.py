@@ -116,6 +116,8 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
     assert "NaN" not in run.metrics.read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="needs labels"):
         tiny(x, tmp_path / "oracle", method="simclr+oracle")
+    with pytest.raises(UsageError, match=r"the data must have labels: simclr\+ring goes by the nearest-neighbour accuracy"):
+        tiny(x, tmp_path / "ring", method="simclr+ring", settings={"detector.anneal": "knn"})
     with pytest.raises(UsageError, match="`data` is required"):
         train(out=run.path, resume=True)
 
@@ -136,6 +138,8 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"settings": {"model.name": "resnet19"}}, "resnet18"),
         ({"settings": {"optimizer.warmup_epochs": 2}}, r"`optimizer\.warmup_epochs` \(=2\) must be at most `epochs` \(=1\)"),
         ({"settings": {"trainer.loggers": ["mlflow"]}}, "mlflow"),
+        ({"method": "simclr+ring", "settings": {"detector.anneal": "knn", "knn.every": 0}}, r"`knn\.every` \(=0\) must be at least 1"),
+        ({"method": "simclr+ifnd", "settings": {"detector.num_clusters": [64]}}, r"`num_clusters` \(=64\) must be .* below .* \(64\)"),
         ({"recipe": "simclr-cpuu"}, "did you mean `simclr-cpu`"),
         ({"resume": True, "overwrite": True}, "exclude each other"),
     ],
@@ -238,6 +242,15 @@ def test_a_queue_as_large_as_the_data_is_warned_of_in_one_line(pictures: Path, t
     assert capsys.readouterr().err.count("is not smaller than the data set") == 1
     run = tiny(pictures, tmp_path / "small", method="moco", settings={"framework.queue_size": 40})
     assert "WARNING" not in run.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["pcl", "la"])
+def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, pictures: Path, tmp_path: Path) -> None:
+    settings = {"framework.warmup_epochs": 2, **({"framework.queue_size": 0} if method == "pcl" else {})}
+    run = tiny(pictures, tmp_path / "run", method=method, epochs=2, settings=settings)
+    lines = [line for line in run.log.read_text(encoding="utf-8").splitlines() if "WARNING" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("choose a shorter warm-up")
 
 
 def test_refused_files_are_listed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ epochs:
 
     linear  ℓ₀ + (ℓ − ℓ₀) min(1, e / E)
     step    ℓ₀ + (ℓ − ℓ₀) min(1, ⌊J e / E⌋ / J)                in J jumps
-    knn     once an epoch: up by (ℓ − ℓ₀) / E if the accuracy has risen, else down by as much
+    knn     whenever it is measured: up by (ℓ − ℓ₀) d / E if the accuracy has risen in the d epochs since, else down by as much
     loss    every step: up by (ℓ − ℓ₀) / (E T) if the loss is below its running mean, else down by as much; T steps make an epoch
 """
 
@@ -34,8 +34,8 @@ class Anneal(Exact):
         epochs: E; None: a third of the training, as in the paper (100 of 300).
         jumps: J.
 
-    State: `lower`; the last accuracy or the running mean of the loss; for "loss" the steps of this epoch and of the one before, by which
-    T is known: the bound stays at ℓ₀ in the first epoch.
+    State: `lower`; the last accuracy or the running mean of the loss; for "knn" the epoch of that accuracy; for "loss" the steps of this
+    epoch and of the one before, by which T is known: the bound stays at ℓ₀ in the first epoch.
     """
 
     lower: Tensor
@@ -53,7 +53,7 @@ class Anneal(Exact):
         if jumps < 1:
             raise ValueError(f"`anneal_jumps` (={jumps}) must be at least 1")
         self.policy, self.start, self.final, self.epochs, self.jumps = policy, start, final, epochs, jumps
-        self.num_epochs = 1
+        self.epoch, self.num_epochs = 0, 1
         self.register_buffer("lower", torch.tensor(final if policy == "none" else start, dtype=torch.float64))
         self.register_buffer("reference", torch.tensor(math.nan, dtype=torch.float64))
         self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))  # the epoch, its steps so far, the steps of the one before
@@ -65,7 +65,7 @@ class Anneal(Exact):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Tells where the training is; the first two policies know no more."""
-        self.num_epochs = num_epochs
+        self.epoch, self.num_epochs = epoch, num_epochs
         if self.policy in ("linear", "step"):
             done = min(1.0, epoch / self._length())
             self._set(done if self.policy == "linear" else math.floor(done * self.jumps + 1e-9) / self.jumps)
@@ -76,17 +76,19 @@ class Anneal(Exact):
         """The accuracy of an epoch, or the loss of a step."""
         last = float(self.reference)
         if self.policy == "knn":
+            since = max(1, self.epoch - int(self.counted[0]))
             self.reference.fill_(value)
-            self._move(value > last, 1, math.isnan(last))
+            self.counted[0] = self.epoch
+            self._move(value > last, since / self._length(), math.isnan(last))
             return
         self.reference.fill_(value if math.isnan(last) else _MEMORY * last + (1 - _MEMORY) * value)
         self.counted[1] += 1
-        self._move(value < last, int(self.counted[2]), not self.counted[2])
+        steps = int(self.counted[2])
+        self._move(value < last, 1 / (self._length() * max(1, steps)), not steps)
 
-    def _move(self, better: bool, per_epoch: int, wait: bool) -> None:
+    def _move(self, better: bool, share: float, wait: bool) -> None:
         if not wait:
-            share = (1 if better else -1) / (self._length() * per_epoch)
-            now = float(self.lower) + share * (self.final - self.start)
+            now = float(self.lower) + (share if better else -share) * (self.final - self.start)
             self.lower.fill_(min(max(now, self.start), self.final))
 
     def _set(self, share: float) -> None:

@@ -1,6 +1,6 @@
 """What a framework is: it says where anchors and candidates come from, and owns the networks that make them.
 
-Dimension key: V views, B batch, F features, D embedding.
+Dimension key: V views, B batch, S batches of an epoch, F features, D embedding.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -77,7 +78,8 @@ class Framework(nn.Module, ABC):
 
     @property
     def known_features(self) -> Tensor | None:
-        """(N, D) unit-norm embeddings of all samples, where it keeps them anyway; None: they have to be computed for `refresh`."""
+        """(N, D) unit-norm embeddings of all samples, where it keeps them anyway and has seen every sample; None: they have to be computed for
+        `refresh`."""
         return None
 
     @property
@@ -98,6 +100,16 @@ class Framework(nn.Module, ABC):
         """The once-per-epoch step; see `Detector.refresh`."""
         for detector in self.detectors:
             detector.refresh(features, progress)
+
+    @property
+    def renewed(self) -> tuple[nn.Parameter, ...]:
+        """What a refresh may set anew: the optimiser forgets what it knows of these parameters. Default: nothing."""
+        return ()
+
+    def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
+        """(S·B,) the samples of an epoch's joined batches, one after the other, asked for before its first step; a function of its state
+        and the generator. Default: None, a random order."""
+        return None
 
     def hear(self, name: str, value: float) -> None:
         """Is told a figure of the training: "knn". The same on all ranks."""

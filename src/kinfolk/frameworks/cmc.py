@@ -88,8 +88,8 @@ class CMC(Framework):
         return self.objective, self.colour_objective
 
     @property
-    def known_features(self) -> Tensor:
-        return _joined(self.light_bank.features, self.colour_bank.features)
+    def known_features(self) -> Tensor | None:
+        return _joined(self.light_bank.features, self.colour_bank.features) if self.light_bank.complete else None
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 2D) both parts' unit-norm embeddings, joined, of unit norm together."""

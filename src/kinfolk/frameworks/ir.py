@@ -67,8 +67,8 @@ class IR(Framework):
         self.draw = Draw(num_samples, num_negatives)
 
     @property
-    def known_features(self) -> Tensor:
-        return self.bank.features
+    def known_features(self) -> Tensor | None:
+        return self.bank.features if self.bank.complete else None
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)

@@ -5,6 +5,7 @@ Dimension key: B batch, D embedding, N data set.
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from kinfolk.actions import Action
 from kinfolk.detectors import Neighbours, StartAt
 from kinfolk.detectors.base import Detector
+from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
@@ -70,13 +72,27 @@ class LA(Framework):
                 raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
             detector = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
             action = "attract"
+        else:
+            warmup_epochs = 0  # the detector's own affair
         objective = LocalAggregation(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
         super().__init__(encoder, head, objective)
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
+        self.warmup_epochs, self._told = warmup_epochs, False
 
     @property
-    def known_features(self) -> Tensor:
-        return self.bank.features
+    def known_features(self) -> Tensor | None:
+        return self.bank.features if self.bank.complete else None
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        if self.warmup_epochs >= num_epochs > 1 and not self._told:
+            self._told = True
+            warnings.warn(
+                f"`warmup_epochs` (={self.warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no close "
+                "neighbours; choose a shorter warm-up",
+                KinfolkWarning,
+                stacklevel=2,
+            )
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)

@@ -28,7 +28,7 @@ class Bank(Exact):
         momentum: m in [0, 1); 0 overwrites.
         seed: of the first vectors; two banks that are compared with each other need two.
 
-    State: `features` (N, D), unit norm.
+    State: `features` (N, D), unit norm; `seen` (N,), whose entries were written.
 
     Example:
         >>> bank = Bank(num_samples=3, dim=2, momentum=0.0)
@@ -38,6 +38,7 @@ class Bank(Exact):
     """
 
     features: Tensor
+    seen: Tensor
 
     def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
         super().__init__()
@@ -49,9 +50,15 @@ class Bank(Exact):
         self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed
         first = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("features", F.normalize(first, dim=1))
+        self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.bool))
 
     def __len__(self) -> int:
         return self.num_samples
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample was seen, so that no entry is a random vector any more."""
+        return bool(self.seen.all())
 
     def read(self, ids: Tensor) -> Tensor:
         """(b, D) a copy of the entries of `ids` (b,)."""
@@ -68,6 +75,7 @@ class Bank(Exact):
         new = F.normalize(z.to(self.features.dtype), dim=1)
         unique_U, mean_UD = means_by_id(ids, new)
         self.features[unique_U] = F.normalize(torch.lerp(mean_UD, self.features[unique_U], self.momentum), dim=1)
+        self.seen[unique_U] = True
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")

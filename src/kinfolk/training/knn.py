@@ -8,8 +8,10 @@ from torch import Tensor
 from kinfolk.data.images import ImageData
 from kinfolk.data.seeding import generator
 from kinfolk.data.views import Views
+from kinfolk.errors import UsageError
 from kinfolk.evaluation.embed import embed
 from kinfolk.evaluation.knn import knn_accuracy
+from kinfolk.frameworks.base import Framework
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.sections import KnnConfig
 
@@ -38,6 +40,13 @@ class Knn:
         labels, size = self.data.labels[ids], len(self.bank)
         test_x, test_y = (None, None) if self.queries is None else (features[size:], labels[size:])
         return {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
+
+
+def require_measured(framework: Framework, knn: Knn, method: str) -> None:
+    """Refuses a method that goes by the accuracy in a training where it is never measured."""
+    if any("knn" in detector.hears for detector in framework.detectors) and (knn.bank is None or knn.config.every == 0):
+        what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
+        raise UsageError(f"{what}: {method} goes by the nearest-neighbour accuracy during training")
 
 
 def _parts(data: ImageData, max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:

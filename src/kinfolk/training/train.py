@@ -21,7 +21,7 @@ from kinfolk.training.changes import refuse_changes
 from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
-from kinfolk.training.knn import Knn
+from kinfolk.training.knn import Knn, require_measured
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
@@ -102,6 +102,10 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     with held_warnings() as doubts:
         framework = build_framework(config, images)
+        framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
+    views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
+    knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
+    require_measured(framework, knn, config.method)
     if run.rank == 0:
         write_start(run, config, images, state, overwrite)
         if several:
@@ -110,7 +114,6 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         tell_start(run, config, images, state)
         for doubt in doubts if run.rank == 0 else ():
             LOG.warning("%s", doubt)
-        views = build_views(config)
         module = TrainingModule(
             framework,
             images,
@@ -122,8 +125,6 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             seed=config.seed,
             channels_last=config.trainer.channels_last,
         )
-        autocast = torch.bfloat16 if "bf16" in config.trainer.precision else None
-        knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
         trainer = build_trainer(
