@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.resnet import ResNet, Stem, resnet10, resnet18, resnet34, resnet50
+from kinfolk.models.text_build import open_clip_model
 
 ENCODERS: dict[str, Callable[..., ResNet]] = {"resnet10": resnet10, "resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50}
 
@@ -57,11 +58,11 @@ def build_encoder(
     """Builds the encoder called `name`; its `output_size` is the length of its vectors.
 
     Args:
-        name: resnet10, resnet18, resnet34, resnet50; torchvision/NAME or timm/NAME where these packages are installed.
+        name: resnet10, resnet18, resnet34, resnet50; torchvision/NAME, timm/NAME or open_clip/NAME where these packages are installed.
         stem: "cifar" for small pictures, "imagenet" as torchvision; for the ResNets of this library only.
         width: channels of the first stage; None: 16 for resnet10, 64 for the others. For the ResNets of this library only.
         zero_init_residual: start every residual block as the identity. For the ResNets of this library only.
-        pretrained: take the package's published weights (these it downloads); for torchvision/NAME and timm/NAME only.
+        pretrained: take the package's published weights (these it downloads); for models of other packages only.
         in_channels: channels of a picture; other than 3 for the ResNets of this library only.
 
     Example:
@@ -70,17 +71,19 @@ def build_encoder(
     """
     package, slash, model = name.partition("/")
     encoder: ResNet | Adapted
-    if slash and package in ("torchvision", "timm"):
+    if slash and package in _PACKAGES:
         if width is not None or zero_init_residual:
             raise UsageError(f"`width` and `zero_init_residual` are options of this library's ResNets, not of {name!r}.")
         if in_channels != 3:
             raise UsageError(
                 f"{name!r} takes pictures of 3 channels, not of `in_channels` (={in_channels}); choose one of {', '.join(ENCODERS)}."
             )
-        encoder = (_torchvision if package == "torchvision" else _timm)(model, pretrained)
+        encoder = _PACKAGES[package](model, pretrained)
     else:
         if name not in ENCODERS:
-            raise UsageError(f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME and timm/NAME are known too.")
+            raise UsageError(
+                f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME and open_clip/NAME are known too."
+            )
         if pretrained:
             raise UsageError(f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take 'torchvision/{name}'.")
         chosen = {} if width is None else {"width": width}
@@ -131,6 +134,16 @@ def _timm(model: str, pretrained: bool) -> Adapted:
     size = getattr(module, "head_hidden_size", None) or module.num_features
     assert isinstance(size, int)
     return Adapted(module, size)
+
+
+def _open_clip(model: str, pretrained: bool) -> Adapted:
+    visual: nn.Module = open_clip_model(model, pretrained).visual
+    size = visual.output_dim
+    assert isinstance(size, int)
+    return Adapted(visual, size)
+
+
+_PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {"torchvision": _torchvision, "timm": _timm, "open_clip": _open_clip}
 
 
 def _installed(package: str, module: str) -> ModuleType:

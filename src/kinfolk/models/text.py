@@ -1,0 +1,101 @@
+"""The text tower: token ids in, a vector out.
+
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML 2021, section 2.4 and appendix F; 12
+layers, width 512 and 8 heads are its text encoder beside a ResNet-50.
+
+Dimension key: B batch, T tokens, W width, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TextTransformer(nn.Module):
+    """A transformer over tokens, (B, T) → (B, W): what stands at the first end token, after the last norm.
+
+    Tokens after the end are never looked at, so a batch is cut to its longest text. With `causal`, as in CLIP, a token looks at those
+    before it alone; the end token sees all.
+
+    Args:
+        vocab_size: token ids are below it.
+        context: T at most.
+        end_id: the token at which a text ends; every row must have one.
+        width, layers, heads: W, and how many of the others; W must be a multiple of the heads.
+        causal: whether a token sees only what stands before it.
+
+    Example:
+        >>> tower = TextTransformer(100, 8, end_id=2, width=32, layers=2, heads=4)
+        >>> tower(torch.tensor([[1, 7, 2, 0, 0, 0, 0, 0]])).shape
+        torch.Size([1, 32])
+    """
+
+    def __init__(
+        self, vocab_size: int, context: int, *, end_id: int, width: int = 512, layers: int = 12, heads: int = 8, causal: bool = True
+    ) -> None:
+        super().__init__()
+        for name, value in (("vocab_size", vocab_size), ("context", context), ("width", width), ("layers", layers), ("heads", heads)):
+            if value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
+        if width % heads:
+            raise ValueError(f"`width` (={width}) must be a multiple of `heads` (={heads})")
+        if not 0 <= end_id < vocab_size:
+            raise ValueError(f"`end_id` (={end_id}) must be in [0, vocab_size={vocab_size})")
+        self.output_size, self.context, self.end_id, self.causal = width, context, end_id, causal
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Parameter(torch.empty(context, width))
+        self.blocks = nn.ModuleList(TextBlock(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self._initialise(width, layers)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        if tokens_BT.shape[1] > self.context:
+            raise ValueError(f"the texts (={tokens_BT.shape[1]} tokens) must have at most `context` (={self.context})")
+        end_B = ends(tokens_BT, self.end_id)
+        length = int(end_B.max()) + 1
+        x_BTW = self.tokens(tokens_BT[:, :length]) + self.positions[:length]
+        seen_BT = None if self.causal else torch.arange(length, device=end_B.device) <= end_B[:, None]
+        for block in self.blocks:
+            x_BTW = block(x_BTW, seen_BT)
+        out: Tensor = self.norm(x_BTW[torch.arange(len(end_B), device=end_B.device), end_B])
+        return out
+
+    def _initialise(self, width: int, layers: int) -> None:
+        """As CLIP's code: residual branches start small in proportion to the depth."""
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.01)
+        for block in self.blocks:
+            assert isinstance(block, TextBlock)
+            nn.init.normal_(block.attend.weight, std=width**-0.5)
+            nn.init.normal_(block.mix.weight, std=width**-0.5 * (2 * layers) ** -0.5)
+            nn.init.normal_(block.rise.weight, std=(2 * width) ** -0.5)
+            nn.init.normal_(block.fall.weight, std=width**-0.5 * (2 * layers) ** -0.5)
+            for linear in (block.attend, block.mix, block.rise, block.fall):
+                nn.init.zeros_(linear.bias)
+
+
+class TextBlock(nn.Module):
+    """Attention and a perceptron four times as wide, each on a norm of its own (before it), each added to what comes in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BTW: Tensor, seen_BT: Tensor | None) -> Tensor:
+        """`seen_BT`: True where a token may be looked at; None: each token sees those before it."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.attend(self.norm1(x_BTW)).chunk(3, -1))
+        mask = None if seen_BT is None else seen_BT[:, None, None, :]
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        x_BTW = x_BTW + self.mix(found.transpose(1, 2).flatten(2))
+        out: Tensor = x_BTW + self.fall(F.gelu(self.rise(self.norm2(x_BTW))))
+        return out
+
+
+def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
+    """(B,) the place of each text's first end token."""
+    return (tokens_BT == end_id).to(torch.uint8).argmax(1)
