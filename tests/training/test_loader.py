@@ -75,6 +75,30 @@ def test_it_goes_on_where_it_was_saved() -> None:
     assert order(again) == []
 
 
+def test_an_order_of_its_own() -> None:
+    """Asked for once an epoch, when its first batch is read; None: the random one. Ranks take their parts of it."""
+    asked: list[tuple[int, int]] = []
+    state = {"reversed": False}
+
+    def backwards(generator: torch.Generator, batch_size: int) -> Tensor | None:
+        asked.append((generator.initial_seed(), batch_size))
+        return torch.arange(40).flip(0) if state["reversed"] else None
+
+    loader = BatchLoader(Pictures(40), batch_size=8, seed=1, order=backwards)
+    assert order(loader) == order(BatchLoader(Pictures(40), batch_size=8, seed=1))
+    loader.set_epoch(1)
+    batches = iter(loader)
+    state["reversed"] = True
+    assert [batch["ids"].tolist() for batch in batches] == torch.arange(40).flip(0).view(5, 8).tolist()
+    assert len(asked) == 2
+    assert asked[0] != asked[1], "another generator in every epoch"
+    loader.load_state_dict({"epoch": 1, "position": 3})
+    assert order(loader) == torch.arange(16).flip(0).view(2, 8).tolist()
+    assert asked[2] == asked[1]
+    parts = [BatchLoader(Pictures(40), batch_size=8, seed=1, rank=r, world_size=2, order=backwards).ids(0, 1).tolist() for r in (0, 1)]
+    assert parts == [[31, 30, 29, 28], [27, 26, 25, 24]]
+
+
 def test_batches_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match=r"`batch_size` \(=256\) must be at most the number of training samples \(=100\)"):
         BatchLoader(Pictures(100), batch_size=256, seed=0)

@@ -8,6 +8,7 @@ from kinfolk.frameworks.moco import MoCo
 from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.simclr import SimCLR
 from kinfolk.frameworks.sogclr import SogCLRFramework
+from kinfolk.frameworks.spcl import SPCL
 
 FRAMEWORKS: dict[str, type[Framework]] = {
     "simclr": SimCLR,
@@ -17,7 +18,8 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "pcl": PCL,
     "cmc": CMC,
     "la": LA,
+    "spcl": SPCL,
 }
 """The names of the method grammar."""
 
-__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "PCL", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]
+__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "PCL", "SPCL", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]

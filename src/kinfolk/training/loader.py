@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -22,12 +22,16 @@ class PixelSource(Protocol):
     def aspect(self, ids: Tensor) -> Tensor: ...
 
 
+Order = Callable[[torch.Generator, int], "Tensor | None"]
+"""(generator, batch size) → the ids of an epoch, batch after batch, or None for a random order; `Framework.batches` is one."""
+
+
 class BatchLoader:
     """Yields this rank's part of every joined batch, and can go on in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation; rank r holds the r-th part of it, so that the parts in the
-    order of ranks are the batch one process would have. The last, smaller batch of an epoch is dropped. The next batch is read while the
-    current one is trained on.
+    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of the `order` that is asked for at its beginning; rank r
+    holds the r-th part of it, so that the parts in the order of ranks are the batch one process would have. The last, smaller batch of an
+    epoch is dropped. The next batch is read while the current one is trained on.
 
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers.
@@ -35,13 +39,15 @@ class BatchLoader:
     State: `epoch` and `position`, the number of batches of this epoch already handed out.
     """
 
-    def __init__(self, data: PixelSource, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, data: PixelSource, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, order: Order | None = None
+    ) -> None:
         if batch_size > data.num_train:
             raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={data.num_train})")
         if batch_size % world_size:
             raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
         self.data, self.batch_size, self.seed = data, batch_size, seed
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.order = rank, world_size, order
         self.epoch = 0
         self.position = 0
 
@@ -78,7 +84,11 @@ class BatchLoader:
         self.epoch, self.position = state["epoch"], state["position"]
 
     def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
+        chosen = None if self.order is None else self.order(generator(self.seed, "batches", epoch), self.batch_size)
+        if chosen is None:
+            return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
+        assert len(chosen) == len(self) * self.batch_size, "as many batches as the schedule of the learning rate goes by"
+        return chosen
 
     def _part(self, order: Tensor, step: int) -> Tensor:
         share = self.batch_size // self.world_size

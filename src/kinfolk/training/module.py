@@ -77,7 +77,8 @@ class TrainingModule(pl.LightningModule):
         self._ddp_params_and_buffers_to_ignore = _buffers_outside_norms(self)
 
     def train_dataloader(self) -> BatchLoader:
-        self.loader = BatchLoader(self.data, self.batch_size, self.seed, self.trainer.global_rank, self.trainer.world_size)
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        self.loader = BatchLoader(self.data, self.batch_size, self.seed, rank, world_size, self.framework.batches)
         return self.loader
 
     def configure_optimizers(self) -> Any:

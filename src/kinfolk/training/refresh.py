@@ -23,8 +23,8 @@ class Refresh(pl.Callback):
     """Calls `framework.refresh` before each epoch that is due, and tells the journal how long it took.
 
     What a refresh leads to is state of the framework, so it is in the checkpoint: an epoch that is resumed in its middle is not refreshed
-    again, and one that is resumed at its beginning is refreshed as if nothing had happened. Must come before the journal, whose seconds of
-    an epoch do not count it.
+    again, and one that is resumed at its beginning is refreshed as if nothing had happened. The optimiser forgets the momentum of what the
+    framework has set anew. Must come before the journal, whose seconds of an epoch do not count it.
 
     Args:
         data: its training samples are embedded, without augmentation, where the framework does not know their features anyway.
@@ -50,6 +50,9 @@ class Refresh(pl.Callback):
             return
         start = time.perf_counter()
         framework.refresh(self._features(module), epoch / self.epochs)
+        for optimizer in trainer.optimizers:
+            for parameter in framework.renewed:
+                optimizer.state.pop(parameter, None)
         self.seconds = time.perf_counter() - start
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
