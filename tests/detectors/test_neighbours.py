@@ -33,6 +33,11 @@ def test_nobody_is_kin_before_the_first_refresh() -> None:
     assert not kin(Neighbours(NUM_SAMPLES, num_clusters=5), random_block(0, [3, 17, 40, 8], num_views=1)).any()
 
 
+def test_an_unknown_space_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`space` \(='pixels'\) must be one of projected, features"):
+        Neighbours(NUM_SAMPLES, space="pixels")  # type: ignore[arg-type]
+
+
 def test_an_id_outside_of_the_data_is_refused() -> None:
     detector = Neighbours(NUM_SAMPLES, num_clusters=5)
     detector.refresh(features(), 0.0)

@@ -71,3 +71,14 @@ def test_wrong_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"must have the shapes \(rows, 2\) and \(rows,\)"):
         Queue(4, 2).push(torch.zeros(2, 2), torch.arange(3))
     assert repr(Queue(4, 2)) == "Queue(size=4, dim=2)"
+
+
+def test_the_first_rows_stand_in_for_an_empty_queue() -> None:
+    queue, rows, ids = Queue(4, 2), torch.eye(2, requires_grad=True), torch.tensor([5, 6])
+    features, found = queue.candidates(rows, ids)
+    assert torch.equal(features, rows)
+    assert not features.requires_grad
+    assert torch.equal(found, ids)
+    queue.push(rows.flip(0), ids.flip(0))
+    features, found = queue.candidates(rows, ids)
+    assert found.tolist() == [6, 5]

@@ -1,4 +1,4 @@
-"""How sure the cluster of a sample is, and which samples are sure enough.
+"""How sure the cluster of a sample is, which samples are sure enough, and how many are wanted.
 
 IFND: Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, equation 2.
 PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 12.
@@ -8,12 +8,35 @@ Dimension key: N samples, D features, K clusters, R rows of a block.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from kinfolk.clustering.concentration import concentration
 
+Schedule = Literal["linear", "step", "constant"]
+"""How the share of accepted samples grows."""
+Confidence = Literal["sample", "cluster"]
+"""By what samples are accepted."""
 _BLOCK_ELEMENTS = 1 << 22
+
+
+def check_acceptance(schedule: Schedule, final_rate: float, confidence: Confidence, step_at: float = 0.0) -> None:
+    """Refuses what the functions below have no meaning for."""
+    for name, value, allowed in (("schedule", schedule, get_args(Schedule)), ("confidence", confidence, get_args(Confidence))):
+        if value not in allowed:
+            raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
+    for name, share in (("final_rate", final_rate), ("step_at", step_at)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
+
+
+def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0) -> float:
+    """The share of samples that is accepted after the share `progress` of the training: `final_rate` from the beginning (constant), from
+    `step_at` on (step), or as much of it as there is progress (linear)."""
+    share = {"linear": min(max(progress, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
+    return final_rate * share
 
 
 def sample_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float) -> Tensor:

@@ -38,7 +38,7 @@ class Cave(Detector):
     """
 
     paper: ClassVar[str] = "Wu et al., ICLR 2021, appendix F"
-    needs: ClassVar[str] = "num_clusters"
+    needs: ClassVar[str] = "clusters, refreshed each epoch"
     addresses: ClassVar[bool] = True
 
     def __init__(self, num_samples: int, num_clusters: int, every: int = 1, seed: int = 0) -> None:

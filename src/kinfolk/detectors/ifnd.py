@@ -14,15 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.confidence import accepted, cluster_confidence, sample_confidence
+from kinfolk.clustering.confidence import (
+    Confidence,
+    Schedule,
+    accepted,
+    check_acceptance,
+    cluster_confidence,
+    rate_at,
+    sample_confidence,
+)
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
 from kinfolk.detectors.same_label import SameLabel
 from kinfolk.pairs import Block, Roles
 from kinfolk.stores.collected import Collected
 
-Schedule = Literal["linear", "step", "constant"]
-Confidence = Literal["sample", "cluster"]
 Source = Literal["pass", "bank"]
 
 
@@ -63,7 +69,7 @@ class IFND(Detector):
     """
 
     paper: ClassVar[str] = "Chen et al., ICLR 2022"
-    needs: ClassVar[str] = "num_clusters"
+    needs: ClassVar[str] = "clusters, refreshed each epoch"
     addresses: ClassVar[bool] = True
     labels: Tensor
     confidence: Tensor
@@ -86,13 +92,10 @@ class IFND(Detector):
         super().__init__()
         if num_samples < 2:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
-        choices = {"schedule": (schedule, Schedule), "confidence": (confidence, Confidence), "space": (space, Space)}
-        for name, (value, allowed) in {**choices, "source": (source, Source)}.items():
-            if value not in get_args(allowed):
-                raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(get_args(allowed))}")
-        for name, share in (("final_rate", final_rate), ("step_at", step_at)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
+        check_acceptance(schedule, final_rate, confidence, step_at)
+        for name, value, allowed in (("space", space, get_args(Space)), ("source", source, get_args(Source))):
+            if value not in allowed:
+                raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
         if not temperature > 0:
@@ -111,8 +114,7 @@ class IFND(Detector):
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
-        share = {"linear": min(max(progress, 0.0), 1.0), "step": float(progress >= self.step_at), "constant": 1.0}[self.schedule]
-        return self.final_rate * share
+        return rate_at(self.schedule, self.final_rate, progress, self.step_at)
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0 and self.rate(epoch / self.num_epochs) > 0

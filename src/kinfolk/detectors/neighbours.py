@@ -5,7 +5,7 @@ Dimension key: R rows of a block, C candidates, L clusterings, N data set.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class Neighbours(Detector):
         for name, value in (("num_clusterings", num_clusterings), ("num_background", num_background), ("every", every)):
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` (={value}) must be at least 1")
+        if space not in get_args(Space):
+            raise ValueError(f"`space` (={space!r}) must be one of {', '.join(get_args(Space))}")
         self.num_samples, self.num_background, self.every, self.space = num_samples, num_background, every, space
         self.num_clusters = max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
         self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed

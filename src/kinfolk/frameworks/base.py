@@ -78,7 +78,7 @@ class Framework(nn.Module, ABC):
 
     @property
     def known_features(self) -> Tensor | None:
-        """(N, D) unit-norm embeddings of all samples, where it keeps them anyway and has seen every sample; None: they have to be computed for
+        """(N, D) unit-norm embeddings of all samples, where it keeps them anyway and has seen them all; None: they have to be computed for
         `refresh`."""
         return None
 
@@ -103,7 +103,7 @@ class Framework(nn.Module, ABC):
 
     @property
     def renewed(self) -> tuple[nn.Parameter, ...]:
-        """What a refresh may set anew: the optimiser forgets what it knows of these parameters. Default: nothing."""
+        """What the refresh of this epoch sets anew: the optimiser forgets what it knows of these parameters. Default: nothing."""
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:

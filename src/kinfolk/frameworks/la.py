@@ -5,7 +5,6 @@ Dimension key: B batch, D embedding, N data set.
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from kinfolk.actions import Action
 from kinfolk.detectors import Neighbours, StartAt
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.doubts import doubt_warmup
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
 from kinfolk.pairs import Pairs
@@ -85,14 +84,7 @@ class LA(Framework):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        if self.warmup_epochs >= num_epochs > 1 and not self._told:
-            self._told = True
-            warnings.warn(
-                f"`warmup_epochs` (={self.warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no close "
-                "neighbours; choose a shorter warm-up",
-                KinfolkWarning,
-                stacklevel=2,
-            )
+        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "close neighbours")
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)

@@ -6,18 +6,16 @@ Dimension key: V views, B batch, A anchors (A = B, or 2B where symmetric), D emb
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk import distributed
 from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.doubts import doubt_queue
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
@@ -70,13 +68,7 @@ class MoCo(Framework):
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
-        if queue_size >= num_samples:
-            warnings.warn(
-                f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several "
-                "keys of one sample, some older than an epoch, and each counts as a negative of its own; choose a smaller queue",
-                KinfolkWarning,
-                stacklevel=2,
-            )
+        doubt_queue(queue_size, num_samples)
         self.symmetric = symmetric
         self.slow = MomentumCopy(encoder, head, momentum)
         self.queue = Queue(queue_size, embedding_size(encoder, head))
@@ -89,7 +81,7 @@ class MoCo(Framework):
         queries: Tensor = self.head(self.encoder(first))
         keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
         row_ids = ids.repeat_interleave(number)
-        candidates, candidate_ids = self.queue.entries() if len(self.queue) else distributed.joined(keys, row_ids)
+        candidates, candidate_ids = self.queue.candidates(keys, row_ids)
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True))
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.queue.push(keys, row_ids)

@@ -5,20 +5,19 @@ Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototype
 
 from __future__ import annotations
 
-import warnings
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk import distributed
 from kinfolk.actions import Action
+from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, rate_at
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.momentum import MomentumCopy
-from kinfolk.frameworks.prototypes import Confidence, Prototypes, Schedule, rate_at
+from kinfolk.frameworks.prototypes import Prototypes
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.proto_nce import proto_nce
@@ -88,7 +87,17 @@ class PCL(Framework):
         block_rows: int | None = None,
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
-        _check(num_samples, warmup_epochs, every, queue_size, num_prototypes, schedule, final_rate, detector)
+        for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
+            if value < least:
+                raise ValueError(f"`{name}` (={value}) must be at least {least}")
+        if num_prototypes is not None and num_prototypes < 1:
+            raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
+        if detector is not None and (detector.space != "projected" or detector.collects):
+            raise ValueError(
+                "`detector` must go by the projected embeddings of the same pass as the prototypes: leave its `space` and `source`"
+            )
+        check_acceptance(schedule, final_rate, confidence)
+        doubt_queue(queue_size, num_samples)
         chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else tuple(num_clusters)
         self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
         self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
@@ -118,7 +127,7 @@ class PCL(Framework):
             return loss + self._prototype_term(anchors, torch.cat((ids, ids)))
         queries: Tensor = self.head(self.encoder(views[0]))
         keys = F.normalize(self.slow(views[1]).to(self.queue.features.dtype), dim=1)
-        candidates, candidate_ids = self.queue.entries() if len(self.queue) else distributed.joined(keys, ids)
+        candidates, candidate_ids = self.queue.candidates(keys, ids)
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True))
         loss = loss + self._prototype_term(queries, ids)
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
@@ -162,47 +171,8 @@ class PCL(Framework):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        if self.warmup_epochs >= num_epochs > 1 and not self._told:
-            self._told = True
-            warnings.warn(
-                f"`warmup_epochs` (={self.warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no prototypes; "
-                "choose a shorter warm-up",
-                KinfolkWarning,
-                stacklevel=2,
-            )
+        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "prototypes")
         self.epoch = epoch
 
     def _clusters(self, epoch: int) -> bool:
         return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0
-
-
-def _check(
-    num_samples: int,
-    warmup_epochs: int,
-    every: int,
-    queue_size: int,
-    num_prototypes: int | None,
-    schedule: Schedule,
-    final_rate: float,
-    detector: Detector | None,
-) -> None:
-    for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
-        if value < least:
-            raise ValueError(f"`{name}` (={value}) must be at least {least}")
-    if queue_size >= num_samples:
-        warnings.warn(
-            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several keys of "
-            "one sample, some older than an epoch; choose a smaller queue",
-            KinfolkWarning,
-            stacklevel=3,
-        )
-    if num_prototypes is not None and num_prototypes < 1:
-        raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
-    if schedule not in ("step", "linear", "constant"):
-        raise ValueError(f"`schedule` (={schedule!r}) must be 'step', 'linear' or 'constant'")
-    if not 0 <= final_rate <= 1:
-        raise ValueError(f"`final_rate` (={final_rate}) must be in [0, 1]")
-    if detector is not None and (detector.space != "projected" or detector.collects):
-        raise ValueError(
-            "`detector` must go by the projected embeddings of the same pass as the prototypes: leave its `space` and `source`"
-        )

@@ -5,8 +5,6 @@ Dimension key: N samples, D embedding, K clusters of a level, L levels.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,11 +13,8 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.clustering import ClusterLabels
 from kinfolk.clustering.concentration import concentration
-from kinfolk.clustering.confidence import accepted, sample_confidence
+from kinfolk.clustering.confidence import Confidence, accepted, sample_confidence
 from kinfolk.stores.exact import Exact
-
-Confidence = Literal["cluster", "sample"]
-Schedule = Literal["step", "linear", "constant"]
 
 
 class Prototypes(Exact):
@@ -54,8 +49,6 @@ class Prototypes(Exact):
         seed: int,
     ) -> None:
         super().__init__()
-        if confidence not in ("cluster", "sample"):
-            raise ValueError(f"`confidence` (={confidence!r}) must be 'cluster' or 'sample'")
         self.temperature, self.alpha, self.clip, self.confidence = temperature, alpha, clip, confidence
         self.clusters = ClusterLabels(num_samples, dim, num_clusters, seed=seed, warm_start=warm_start)
         self.register_buffer("concentration", torch.zeros(sum(num_clusters)))
@@ -95,9 +88,3 @@ class Prototypes(Exact):
         if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
             dist.broadcast(self.concentration, 0)
             dist.broadcast(self.accepted, 0)
-
-
-def rate_at(schedule: Schedule, final_rate: float, progress: float) -> float:
-    """The share of pseudo-labels accepted: all of `final_rate` from the first clustering on (step, constant), or as much of it as there
-    is `progress` in [0, 1] (linear)."""
-    return final_rate * progress if schedule == "linear" else final_rate

@@ -57,6 +57,13 @@ class Queue(Exact):
         """(F, D) features and (F,) ids of the F filled places: not copies, so the next push changes them."""
         return self.features[: len(self)], self.ids[: len(self)]
 
+    def candidates(self, features: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The entries; of an empty queue, in the first step, the (b, D) rows and ids (b,) of all ranks that are about to enter it."""
+        if len(self):
+            return self.entries()
+        features, ids = distributed.joined(features, ids)
+        return features, ids
+
     @torch.no_grad()
     def push(self, features: Tensor, ids: Tensor) -> None:
         """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of more than Q rows the last Q remain."""

@@ -1,0 +1,31 @@
+"""What is allowed and probably not meant: told once, as a warning."""
+
+from __future__ import annotations
+
+import warnings
+
+from kinfolk.errors import KinfolkWarning
+
+
+def doubt_queue(queue_size: int, num_samples: int) -> None:
+    """Warns of a queue that is not smaller than the data set."""
+    if queue_size >= num_samples:
+        warnings.warn(
+            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several keys of "
+            "one sample, some older than an epoch, and each counts as a negative of its own; choose a smaller queue",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+
+
+def doubt_warmup(warmup_epochs: int, num_epochs: int, what: str) -> bool:
+    """Warns of a warm-up as long as the training, so that there will be no `what`; whether it did. A training of one epoch is a trial."""
+    doubtful = warmup_epochs >= num_epochs > 1
+    if doubtful:
+        warnings.warn(
+            f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no {what}; choose a "
+            "shorter warm-up",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+    return doubtful
