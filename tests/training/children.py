@@ -46,9 +46,10 @@ OTHERS: dict[str, dict[str, Any]] = {
             "framework.num_clusters": [10, 40],
         },
     },
+    "spcl": {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10]}},
 }
 """What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it; prototypes and draws from
-them."""
+them; prototypes that the order of the samples goes by."""
 
 
 def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False, **more: Any) -> int:
