@@ -19,7 +19,7 @@ class OpenClipText(nn.Module):
     """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection. Its weights keep open_clip's names.
 
     Args:
-        model: with `encode_text`; its picture tower is taken off.
+        model: with `encode_text`; its picture tower and its logit scale are taken off.
         output_size: length of its vectors.
     """
 
@@ -27,6 +27,9 @@ class OpenClipText(nn.Module):
         super().__init__()
         if hasattr(model, "visual"):
             model.visual = nn.Identity()
+        for scale in ("logit_scale", "logit_bias"):  # the loss has its own
+            if getattr(model, scale, None) is not None:
+                delattr(model, scale)
         self.model, self.output_size = model, output_size
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
