@@ -23,6 +23,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "moco": {"queue_size": 10},
     "ir": {"num_negatives": 20, "bank_momentum": 0.0},
     "pcl": {"queue_size": 10},
+    "nnclr": {"queue_size": 10, "predictor_size": 16},
+    "rcl": {"queue_size": 10, "predictor_size": 16},
 }
 """What a framework needs for a data set of 24 samples; a queue that the batch does not divide."""
 METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]

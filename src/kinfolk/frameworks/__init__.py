@@ -5,7 +5,9 @@ from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
 from kinfolk.frameworks.la import LA
 from kinfolk.frameworks.moco import MoCo
+from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
+from kinfolk.frameworks.rcl import RCL
 from kinfolk.frameworks.simclr import SimCLR
 from kinfolk.frameworks.sogclr import SogCLRFramework
 from kinfolk.frameworks.spcl import SPCL
@@ -18,8 +20,10 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "pcl": PCL,
     "cmc": CMC,
     "la": LA,
+    "nnclr": NNCLR,
+    "rcl": RCL,
     "spcl": SPCL,
 }
 """The names of the method grammar."""
 
-__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "PCL", "SPCL", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]
+__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "NNCLR", "PCL", "RCL", "SPCL", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]

@@ -1,0 +1,197 @@
+"""RCL: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, equations 2 and 3, section 4.3.
+
+Dimension key: N data set, A rows (both views of the batch), D embedding, H criteria, K keys, S support queue.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk import distributed
+from kinfolk.actions import Action
+from kinfolk.clustering.split import Rule
+from kinfolk.detectors import Hierarchy
+from kinfolk.detectors.base import Detector, Space
+from kinfolk.errors import KinfolkWarning
+from kinfolk.frameworks.criteria import Criteria, Online, by_dbscan, by_kmeans
+from kinfolk.frameworks.nnclr import nearest_keys
+from kinfolk.frameworks.retrieval import Chance, cluster_mates
+from kinfolk.frameworks.support import SupportFramework
+from kinfolk.objectives import RelativeContrast
+
+Kind = Literal["online", "kmeans", "dbscan"]
+Retrieval = Literal["hierarchy", "nearest"]
+
+
+class RCL(SupportFramework):
+    """Keys from the anchor's cluster, drawn in under the criteria whose clusters they share, pushed away under the others.
+
+        loss_i = mean_{keys z′} mean_h ( log( exp(q_h·z′ / t) + Σ_j w_j exp(q_h·s_j / t) ) − 1[Y_h(i) = Y_h(z′)] · q_h·z′ / t )
+
+    q_h is what the predictor of criterion h makes of a view of sample i, s_j the queue without the own sample's. Under criterion 1 every
+    sample is its own cluster; those of the criteria 2 … H grow. The keys are that of the other view, positive under all criteria, and up
+    to `num_keys` entries of the queue drawn from the anchor's cluster under the last. Before there are clusters, the other view's key is
+    alone: equation 1. Then DBSCAN on the momentum encoder's embeddings of all samples sets the clusters, and every step refines them with
+    the keys of its samples; a step goes by the clusters of before.
+
+    Args:
+        encoder, head: of the queries; these are evaluated and exported.
+        num_samples: N; a queue that is not smaller is warned of.
+        criteria: H.
+        hierarchy: "online"; or clustered anew before each epoch, each level for itself, by "kmeans" or "dbscan" (Table 4).
+        retrieval: "hierarchy"; or "nearest", with one criterion, under which the entry nearest to the other view's key is the key, and
+            positive: this is `NNCLR`.
+        num_keys: K entries retrieved for each anchor, beside its other view.
+        shared_predictor: one predictor for all criteria instead of H (Table 3).
+        queue_size, momentum, predictor_size: see `NNCLR`.
+        warmup_epochs: before the first clustering.
+        radii, min_samples: of DBSCAN; merge_similarity, parts, rule, max_units: of the refinement; see `Hierarchy`.
+        num_clusters: of k-means for the criteria 2 … H, falling; None: N/5 of the last, and twice as many of each before it, the paper's
+            proportions for H = 4.
+        every: epochs between two offline clusterings.
+        cluster_seed: of k-means.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrast`. The detector speaks of the negatives
+            in the queue; it does not choose keys.
+
+    State: the momentum copy, the predictors, the queue, the clusters, the count of draws, and the detector's.
+
+    Deviates from the paper in: own old entries of the queue are neither keys nor negatives. A retrieved key stands in the sum once more as
+    an entry of the queue, as equation 3 has it. The paper does not say how many keys are retrieved, nor the momentum; see `Hierarchy` for
+    the clusters.
+    """
+
+    paper: ClassVar[str] = "Tang et al., ECCV 2022"
+    needs: ClassVar[str] = "queue smaller than the data; one DBSCAN of all samples"
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        num_samples: int,
+        criteria: int = 3,
+        hierarchy: Kind = "online",
+        retrieval: Retrieval = "hierarchy",
+        num_keys: int = 1,
+        shared_predictor: bool = False,
+        queue_size: int = 98304,
+        momentum: float = 0.996,
+        predictor_size: int = 4096,
+        temperature: float = 0.1,
+        warmup_epochs: int = 10,
+        radii: Sequence[float] | None = None,
+        min_samples: int = 4,
+        merge_similarity: float | Sequence[float] | None = None,
+        parts: int = 3,
+        rule: Rule = "centres",
+        max_units: int = 32,
+        num_clusters: Sequence[int] | None = None,
+        every: int = 1,
+        cluster_seed: int = 0,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        kin_weight: float = 0.5,
+        block_rows: int | None = None,
+    ) -> None:
+        _check(criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, detector)
+        objective = RelativeContrast(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+        predictors = 1 if shared_predictor else criteria
+        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, predictors, predictor_size)
+        self.num_samples, self.num_criteria, self.num_keys, self.warmup_epochs = num_samples, criteria, num_keys, warmup_epochs
+        self.retrieval, self.epoch, self._told = retrieval, 0, False
+        self.chance = Chance()
+        self.criteria: Criteria | None = None
+        if criteria > 1 and hierarchy == "kmeans":
+            self.criteria = by_kmeans(num_samples, criteria, warmup_epochs, every, num_clusters, cluster_seed)
+        elif criteria > 1:
+            online = Hierarchy(num_samples, criteria, None, warmup_epochs, radii, min_samples, merge_similarity, parts, rule, max_units)
+            self.criteria = Online(online) if hierarchy == "online" else by_dbscan(online, every)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(H, N) the clusters of all samples under every criterion; None before there are any."""
+        if self.criteria is None or not self.criteria.started:
+            return None
+        return self.criteria.labels_of(torch.arange(self.num_samples, device=self.criteria.started.device))
+
+    def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if self.retrieval == "nearest":
+            return nearest_keys(keys, ids, support, support_ids)
+        own_A1D, one_AH1 = keys.unsqueeze(1), torch.ones(len(keys), self.num_criteria, 1, device=keys.device)
+        if self.criteria is None or not self.criteria.started:
+            return own_A1D, one_AH1
+        labels_HA, labels_HS = self.criteria.labels_of(ids), self.criteria.labels_of(support_ids)
+        chance_A = self.chance.rows(len(ids), ids.device)
+        place_AK = cluster_mates(labels_HA[-1], ids, labels_HS[-1], support_ids, self.num_keys, chance_A, self.num_samples)
+        held_AK = place_AK.clamp(min=0)
+        same_HAK = (labels_HA.unsqueeze(2) == labels_HS[:, held_AK]).to(one_AH1.dtype)
+        same_AHK = same_HAK.masked_fill(place_AK < 0, -1.0).transpose(0, 1)
+        return torch.cat((own_A1D, support[held_AK].to(keys.dtype)), 1), torch.cat((one_AH1, same_AHK), 2)
+
+    def learn(self, keys: Tensor, ids: Tensor) -> None:
+        if self.criteria is not None and self.criteria.started:
+            all_keys, all_ids = distributed.joined(keys, ids)
+            self.criteria.update(all_ids, all_keys)
+            self.chance.advance()
+
+    @property
+    def space(self) -> Space:
+        return "projected" if self.criteria is not None else super().space
+
+    @property
+    def collects(self) -> bool:
+        return super().collects and not self._clusters(self.epoch)
+
+    def due(self, epoch: int) -> bool:
+        return self._clusters(epoch) or super().due(epoch)
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        for detector in self.detectors:
+            if detector.due(self.epoch):
+                detector.refresh(None if detector.collects else features, progress)
+        if self.criteria is not None and self._clusters(self.epoch):
+            assert features is not None, "it collects none"
+            self.criteria.refresh(features)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        if self.criteria is not None and self.warmup_epochs >= num_epochs > 1 and not self._told:
+            self._told = True
+            warnings.warn(
+                f"`warmup_epochs` (={self.warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no clusters; "
+                "choose a shorter warm-up",
+                KinfolkWarning,
+                stacklevel=2,
+            )
+        self.epoch = epoch
+
+    def _clusters(self, epoch: int) -> bool:
+        return self.criteria is not None and self.criteria.due(epoch)
+
+
+def _check(
+    criteria: int, hierarchy: Kind, retrieval: Retrieval, num_keys: int, warmup_epochs: int, every: int, detector: Detector | None
+) -> None:
+    for name, value, least in (
+        ("criteria", criteria, 1),
+        ("num_keys", num_keys, 1),
+        ("warmup_epochs", warmup_epochs, 0),
+        ("every", every, 1),
+    ):
+        if value < least:
+            raise ValueError(f"`{name}` (={value}) must be at least {least}")
+    if hierarchy not in ("online", "kmeans", "dbscan"):
+        raise ValueError(f"`hierarchy` (={hierarchy!r}) must be 'online', 'kmeans' or 'dbscan'")
+    if retrieval not in ("hierarchy", "nearest"):
+        raise ValueError(f"`retrieval` (={retrieval!r}) must be 'hierarchy' or 'nearest'")
+    if retrieval == "nearest" and criteria > 1:
+        raise ValueError(f"`criteria` (={criteria}) must be 1 with `retrieval` 'nearest': the nearest entry is the one positive")
+    if criteria > 1 and detector is not None and detector.space != "projected":
+        raise ValueError(
+            f"`detector` (with `space` {detector.space!r}) must go by the projected embeddings, as the criteria do: leave its `space`"
+        )
