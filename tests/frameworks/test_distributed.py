@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.frameworks import LA, Framework
 from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.support import SupportFramework
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -30,6 +31,10 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cmc": ("cmc", {"num_negatives": 25}, {}),
     "cmc+glofnd": ("cmc+glofnd", {"num_negatives": None}, {"alpha": 0.2, "init": "quantile"}),
     "la": ("la", {"num_clusters": 5, "num_clusterings": 2, "num_background": 20, "warmup_epochs": 0}, {}),
+    "nnclr": ("nnclr", {"queue_size": 20, "momentum": 0.5}, {}),
+    "rcl": ("rcl", {"queue_size": 35, "momentum": 0.5, "warmup_epochs": 0, "radii": [0.5, 0.9], "num_keys": 2}, {}),
+    "rcl, k-means": ("rcl", {"queue_size": 20, "momentum": 0.5, "warmup_epochs": 0, "hierarchy": "kmeans"}, {}),
+    "rcl+glofnd": ("rcl+glofnd", {"queue_size": 20, "momentum": 0.5, "shared_predictor": True}, {"alpha": 0.2, "init": "quantile"}),
 }
 
 
@@ -40,6 +45,8 @@ def made(name: str) -> Framework:
     framework = build(
         parse(method), encoder, nn.Linear(8, 4), Context(NUM_SAMPLES, LABELS), {"block_rows": 4, **framework_args}, detector_args
     )
+    if isinstance(framework, SupportFramework):  # a norm over the batch would differ between ranks
+        framework.predictors = nn.ModuleList(nn.Linear(4, 4) for _ in framework.predictors)
     framework.watch(LABELS)
     return framework.double()
 
@@ -61,8 +68,8 @@ def trained(module: nn.Module, framework: Framework, batches: list[tuple[Tensor,
     optimizer = torch.optim.SGD(params, lr=0.1)
     out: dict[str, Any] = {"loss": [], "gradient": []}
     if framework.due(0):
-        assert isinstance(framework, LA)
-        framework.refresh(framework.bank.features, 0.0)
+        others = torch.randn(NUM_SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+        framework.refresh(framework.bank.features if isinstance(framework, LA) else others, 0.0)
     for views, ids in batches:
         optimizer.zero_grad()
         loss = module(views, ids)
