@@ -301,3 +301,9 @@ def test_blocks_share_the_sorted_labels() -> None:
     first = detector._same_label._levels
     detector.find(block)
     assert detector._same_label._levels is first
+
+
+def test_one_number_of_clusters_is_one_level() -> None:
+    assert IFND(20, num_clusters=5).num_clusters == (5,)
+    with pytest.raises(ValueError, match=r"`features` \(=\(19, 3\)\) must have the shape \(20, features\)"):
+        IFND(20, num_clusters=5, schedule="constant").refresh(torch.randn(19, 3), 0.5)

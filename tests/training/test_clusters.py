@@ -13,6 +13,7 @@ from kinfolk.clustering import ClusterLabels
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr, quality_curve
 from kinfolk.frameworks import PCL, SimCLR
+from kinfolk.report.figures import curve_panels
 from kinfolk.training.clusters import ClusterQuality, pseudo_labels
 from kinfolk.training.train import train
 from tests.report.synthetic import images
@@ -78,3 +79,15 @@ def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"`data\.depth` \(=2\) was 1"):
         train(out=run.path, resume=True, settings={"data.depth": 2}, progress=False)
     assert train(out=run.path, resume=True, progress=False).epochs() == rows
+
+
+def test_the_features_of_any_method_are_clustered_where_it_is_wanted(tmp_path: Path) -> None:
+    settings = {name: value for name, value in SETTINGS.items() if not name.startswith("framework.")}
+    run = train(
+        "digits", tmp_path / "run", epochs=1, batch_size=256, settings={**settings, "knn.every": 1, "knn.nmi_seeds": 3}, progress=False
+    )
+    (row,) = run.epochs()
+    assert 0 < row["features_nmi"] < 1
+    assert 0 < row["features_nmi_deviation"] < 1
+    assert "features_nmi" in [panel.id for panel in curve_panels([row])]
+    assert quality_curve([row], ["features_nmi"]) == {"epoch": [1], "features_nmi": [row["features_nmi"]]}

@@ -21,7 +21,7 @@ class ClusterLabels(nn.Module):
     Args:
         num_samples: N.
         dim: D, the size of a feature; None: as the first refresh finds it.
-        num_clusters: K of each level, each below N.
+        num_clusters: K of each level, each below N; a number: of the only level.
         seed: of the clusterings; level l has seed + l.
         warm_start: a refresh starts from the last centroids, with fewer iterations.
         spherical: centroids of unit norm, samples assigned by the inner product.
@@ -47,7 +47,7 @@ class ClusterLabels(nn.Module):
         self,
         num_samples: int,
         dim: int | None,
-        num_clusters: tuple[int, ...],
+        num_clusters: int | tuple[int, ...],
         *,
         seed: int,
         warm_start: bool = True,
@@ -57,7 +57,7 @@ class ClusterLabels(nn.Module):
         points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
-        self.num_clusters = tuple(num_clusters)
+        self.num_clusters = (num_clusters,) if isinstance(num_clusters, int) else tuple(num_clusters)
         if not self.num_clusters:
             raise ValueError("`num_clusters` must name at least one number of clusters")
         for number in self.num_clusters:
@@ -85,7 +85,7 @@ class ClusterLabels(nn.Module):
         """
         number = self.num_samples if ids is None else len(ids)
         if len(features) != number or (self.dim is not None and features.shape[1:] != (self.dim,)):
-            wanted = (number, "any" if self.dim is None else self.dim)
+            wanted = f"({number}, {'features' if self.dim is None else self.dim})"
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
         check(features, self.num_clusters)
         warm = self.warm_start and bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]

@@ -48,7 +48,7 @@ class Cave(Detector):
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
         self.num_samples, self.every = num_samples, every
-        self.clusters = ClusterLabels(num_samples, None, (num_clusters,), seed=seed)
+        self.clusters = ClusterLabels(num_samples, None, num_clusters, seed=seed)
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:

@@ -45,7 +45,8 @@ class IFND(Detector):
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: k of each level, below N. None: N/500, three and ten times that, the paper's clusters for CIFAR-100.
+        num_clusters: k of each level, below N; a number: of the only level. None: N/500, three and ten times that, which are the paper's
+            for CIFAR-100.
         schedule, final_rate: how the accepted share grows, and to what.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
         every: epochs between two refreshes.
@@ -77,7 +78,7 @@ class IFND(Detector):
     def __init__(
         self,
         num_samples: int,
-        num_clusters: tuple[int, ...] | None = None,
+        num_clusters: int | tuple[int, ...] | None = None,
         schedule: Schedule = "linear",
         final_rate: float = 1.0,
         confidence: Confidence = "sample",
@@ -102,10 +103,11 @@ class IFND(Detector):
             raise ValueError(f"`temperature` (={temperature}) must be above 0")
         if source == "bank" and space == "features":
             raise ValueError("`space` (='features') must be 'projected' with `source` (='bank'), which collects projected embeddings")
-        self.num_samples, self.num_clusters = num_samples, usual_clusters(num_samples) if num_clusters is None else tuple(num_clusters)
         self.schedule, self.final_rate, self.measure, self.every, self.space = schedule, final_rate, confidence, every, space
         self.source, self.temperature, self.step_at, self.seed, self.warm_start = source, temperature, step_at, seed, warm_start
-        self.clusters = ClusterLabels(num_samples, None, self.num_clusters, seed=seed, warm_start=warm_start)
+        chosen = usual_clusters(num_samples) if num_clusters is None else num_clusters
+        self.clusters = ClusterLabels(num_samples, None, chosen, seed=seed, warm_start=warm_start)
+        self.num_samples, self.num_clusters = num_samples, self.clusters.num_clusters
         self.collects = source == "bank"
         self.collected = Collected(num_samples) if self.collects else None
         self.register_buffer("labels", self._alone())

@@ -93,8 +93,7 @@ class Ring(Detector):
         self.upper, self.num_samples, self.draw, self.every = upper, num_samples, draw, every
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
-        levels = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
-        self.clusters = None if levels is None else ClusterLabels(num_samples or 0, None, tuple(levels), seed=seed)
+        self.clusters = None if num_clusters is None else ClusterLabels(num_samples or 0, None, num_clusters, seed=seed)
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:

@@ -38,7 +38,7 @@ class PCL(Framework):
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_clusters: prototypes of each level; None: 2, 4 and 8 % of the samples, the paper's proportions.
+        num_clusters: prototypes of each level, or of the only one; None: 2, 4 and 8 % of the samples, the paper's proportions.
         warmup_epochs: with InfoNCE alone.
         every: epochs between two clusterings.
         queue_size, momentum: see `MoCo`; a queue of 0: batch negatives.
@@ -66,7 +66,7 @@ class PCL(Framework):
         encoder: nn.Module,
         head: nn.Module,
         num_samples: int,
-        num_clusters: tuple[int, ...] | None = None,
+        num_clusters: int | tuple[int, ...] | None = None,
         warmup_epochs: int = 20,
         every: int = 1,
         queue_size: int = 16384,
@@ -98,7 +98,7 @@ class PCL(Framework):
             )
         check_acceptance(schedule, final_rate, confidence)
         doubt_queue(queue_size, num_samples)
-        chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else tuple(num_clusters)
+        chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else num_clusters
         self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
         self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
         self._told = False

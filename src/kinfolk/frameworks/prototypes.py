@@ -39,7 +39,7 @@ class Prototypes(Exact):
         self,
         num_samples: int,
         dim: int,
-        num_clusters: tuple[int, ...],
+        num_clusters: int | tuple[int, ...],
         *,
         temperature: float,
         alpha: float,
@@ -51,8 +51,8 @@ class Prototypes(Exact):
         super().__init__()
         self.temperature, self.alpha, self.clip, self.confidence = temperature, alpha, clip, confidence
         self.clusters = ClusterLabels(num_samples, dim, num_clusters, seed=seed, warm_start=warm_start)
-        self.register_buffer("concentration", torch.zeros(sum(num_clusters)))
-        self.register_buffer("accepted", torch.zeros(len(num_clusters), num_samples, dtype=torch.bool))
+        self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
+        self.register_buffer("accepted", torch.zeros(len(self.clusters.num_clusters), num_samples, dtype=torch.bool))
 
     @property
     def ready(self) -> bool:

@@ -42,6 +42,13 @@ CURVES = (
         (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
         percent=True,
     ),
+    Curve(
+        "features_nmi",
+        "NMI of the features",
+        "k-means on the encoder's features against the labels, mean over seeds",
+        (("features_nmi", "NMI", "accent"),),
+        percent=True,
+    ),
     Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
     Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
 )

@@ -9,6 +9,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.seeding import generator
 from kinfolk.data.views import Views
 from kinfolk.errors import UsageError
+from kinfolk.evaluation.clusters import nmi
 from kinfolk.evaluation.embed import embed
 from kinfolk.evaluation.knn import knn_accuracy
 from kinfolk.frameworks.base import Framework
@@ -19,7 +20,8 @@ TEST_SPLITS = ("test", "val")
 
 
 class Knn:
-    """A measurement of the journal: `knn`, every so many epochs and after the last one.
+    """A measurement of the journal: `knn`, every so many epochs and after the last one; and of the same features, where it is wanted,
+    `features_nmi` with `features_nmi_deviation`: how well k-means, with as many clusters as classes, finds the labels, over several seeds.
 
     Classified are the validation or test samples by the training samples; where there are none of them, the training samples by each other.
     Nothing is measured without labels.
@@ -39,7 +41,11 @@ class Knn:
         module.require_finite(features, "features")
         labels, size = self.data.labels[ids], len(self.bank)
         test_x, test_y = (None, None) if self.queries is None else (features[size:], labels[size:])
-        return {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
+        found = {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
+        if self.config.nmi_seeds:
+            spread = nmi(features[:size], labels[:size], seeds=range(self.config.nmi_seeds))
+            found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
+        return found
 
 
 def require_measured(framework: Framework, knn: Knn, method: str) -> None:

@@ -104,6 +104,7 @@ class KnnConfig(Section):
     k: int = Field(default=20, ge=1)
     temperature: float = Field(default=0.1, gt=0)
     max_samples: int = Field(default=20_000, ge=1, description="at most so many training samples in the bank")
+    nmi_seeds: int = Field(default=0, ge=0, description="k-means of the bank's features whose NMI with the labels is measured too")
 
 
 class CheckpointConfig(Section):
