@@ -81,6 +81,9 @@ PRESETS: dict[str, tuple[Augmentation, ...]] = {
     "sogclr": (replace(_BYOL, blur=1.0),),
     # for digits, documents, microscopy: where a mirrored or differently coloured picture is another picture
     "mild": (replace(_STILL, scale=(0.5, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.8, brightness=0.2, contrast=0.2, saturation=0.0, hue=0.0),),
+    # Radford et al. 2021, Learning Transferable Visual Models From Natural Language Supervision: a random square and nothing else, so that
+    # the caption stays true; scale as in open_clip
+    "clip": (replace(_STILL, scale=(0.9, 1.0), ratio=(3 / 4, 4 / 3)),),
     # no change: the centre square, resized
     "plain": (_STILL,),
 }

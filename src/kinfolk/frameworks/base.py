@@ -6,7 +6,8 @@ Dimension key: V views, B batch, S batches of an epoch, F features, D embedding.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,21 @@ from torch import Tensor, nn
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
 from kinfolk.stats import Stats
+
+
+@dataclass(frozen=True)
+class OwnRate:
+    """Parameters with a learning rate of their own: without weight decay, and outside the schedule.
+
+    Args:
+        parameters: these.
+        lr: their rate.
+        factor: what it is multiplied by at the present state; asked after every step.
+    """
+
+    parameters: tuple[nn.Parameter, ...]
+    lr: float
+    factor: Callable[[], float]
 
 
 class Framework(nn.Module, ABC):
@@ -32,6 +48,8 @@ class Framework(nn.Module, ABC):
     num_views: ClassVar[int] = 2
     channels: ClassVar[tuple[int, ...]] = (3,)
     """Channels of a picture that each of its encoders sees; several parts: the encoder and the head are `Split` ones."""
+    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    """What a sample consists of; with "text" its `forward` is given `tokens` and `groups` too, and it has a text tower."""
     view_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the views that it cannot do without."""
 
@@ -54,6 +72,16 @@ class Framework(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Called after every optimiser step: momentum encoders and the like. Default: nothing."""
+
+    @property
+    def own_rates(self) -> tuple[OwnRate, ...]:
+        """Parameters whose learning rate is not the optimiser's. Default: none."""
+        return ()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What it has to tell of itself at the end of an epoch, such as a learnt temperature. Default: nothing."""
+        return {}
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

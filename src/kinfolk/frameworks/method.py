@@ -16,7 +16,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 
-_GIVEN = {"self", "encoder", "head", "num_samples", "labels", "detector", "action"}
+_GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "detector", "action"}
 """What the training hands over; everything else in a signature is the user's to set."""
 
 
@@ -50,10 +50,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Context:
-    """What a method is told of the data: the number of training samples and, where there are any, their (N,) labels."""
+    """What a method is told of the data: the number of training samples and, where there are any, their (N,) labels; and the text tower
+    with its head, where samples have texts."""
 
     num_samples: int
     labels: Tensor | None = None
+    text: tuple[nn.Module, nn.Module] | None = None
 
 
 def parse(name: str) -> Method:
@@ -135,6 +137,10 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
         if context.labels is None and wanted["labels"].default is inspect.Parameter.empty:
             raise UsageError(f"{method} needs labels and the data has none; use labelled data, or --labels-from-folders for a folder")
         given["labels"] = context.labels
+    if "text_encoder" in wanted:
+        if context.text is None:
+            raise UsageError(f"{method} needs a text tower: `Context.text` must be given")
+        given["text_encoder"], given["text_head"] = context.text
     return given
 
 

@@ -21,13 +21,15 @@ from kinfolk.models import SplitEncoder, SplitHead, build_encoder, projection_he
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import resolve_trainer
 from kinfolk.training.method_args import checked_arguments, written_arguments
-from kinfolk.training.optimizers import build_optimizer, scaled_lr
+from kinfolk.training.optimizers import build_optimizer, scaled_lr, take_out
 from kinfolk.training.recipes import load_recipe
 from kinfolk.training.schedules import build_scheduler
+from kinfolk.training.towers import begin, text_networks
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
     from kinfolk.data.sources import Source
+    from kinfolk.data.tokenizer import Tokenizer
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
 """Sides of views in pixels: the least and the most that are chosen by themselves, and the most that the small stem is chosen for."""
@@ -86,6 +88,7 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
 def placed(config: TrainConfig) -> TrainConfig:
     """Paths made absolute, so that the run finds its data from any working directory. The name of a bundled data set is no path."""
     named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
+    named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
     return config.with_settings({key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)})
 
 
@@ -108,8 +111,11 @@ def build_views(config: TrainConfig) -> Views:
     return Views(config.views.preset, config.views.size, **config.views.options)
 
 
-def build_framework(config: TrainConfig, data: ImageData) -> Framework:
-    """The untrained framework. Its weights are a function of the seed."""
+def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer | None = None, resumed: bool = False) -> Framework:
+    """The untrained framework. Its weights are a function of the seed, and of the file they begin from, which a resumed run does without.
+
+    `tokenizer` is needed by methods that learn from captions.
+    """
     method = parse(config.method)
     labels = None if data.labels is None else data.labels[: data.num_train]
     framework_args = checked_arguments(
@@ -123,8 +129,11 @@ def build_framework(config: TrainConfig, data: ImageData) -> Framework:
         )
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
-        encoder, head = _networks(config, FRAMEWORKS[method.framework].channels)
-        framework = build(method, encoder, head, Context(data.num_train, labels), framework_args, detector_args)
+        encoder, head = networks(config, FRAMEWORKS[method.framework].channels)
+        text = None if tokenizer is None else text_networks(config, tokenizer)
+        if config.model.init is not None and not resumed:
+            begin(config.model.init, encoder, head, text)
+        framework = build(method, encoder, head, Context(data.num_train, labels, text), framework_args, detector_args)
     except KinfolkError:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
@@ -133,7 +142,7 @@ def build_framework(config: TrainConfig, data: ImageData) -> Framework:
     return framework
 
 
-def _networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
+def networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
     """Encoder and head; one of each for every part of the channels, joined, where there are several."""
     model, head = config.model, config.head
     assert model.stem is not None, "fitted to the data"
@@ -143,7 +152,11 @@ def _networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module
         size: int = encoder.output_size
         encoders.append(encoder)
         heads.append(
-            projection_head(size, head.hidden_size or size, head.out_size, layers=head.layers, norm=head.norm, last_norm=head.last_norm)
+            nn.Identity()
+            if head.layers == 0
+            else projection_head(
+                size, head.hidden_size or size, head.out_size, layers=head.layers, norm=head.norm, last_norm=head.last_norm
+            )
         )
     if len(channels) == 1:
         return encoders[0], heads[0]
@@ -166,5 +179,10 @@ def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int
     )
     milestones = [round(epoch * steps) for epoch in chosen.milestones]
     warmup = round(chosen.warmup_epochs * steps)
-    scheduler = build_scheduler(optimizer, config.epochs * steps, warmup, chosen.schedule, milestones, chosen.factor)
+    scheduled = len(optimizer.param_groups)
+    for own in framework.own_rates:
+        take_out(optimizer, own.parameters, own.lr)
+    factors = [own.factor for own in framework.own_rates]
+    assert len(optimizer.param_groups) == scheduled + len(factors)
+    scheduler = build_scheduler(optimizer, config.epochs * steps, warmup, chosen.schedule, milestones, chosen.factor, others=factors)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -20,6 +20,7 @@ from kinfolk.training.sections import (
     ModelConfig,
     OptimizerConfig,
     Section,
+    TextConfig,
     TrainerConfig,
     ViewsConfig,
 )
@@ -41,6 +42,7 @@ class TrainConfig(Section):
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
     model: ModelConfig = ModelConfig()
+    text: TextConfig = TextConfig()
     head: HeadConfig = HeadConfig()
     framework: dict[str, Any] = Field(default_factory=dict)
     detector: dict[str, Any] = Field(default_factory=dict)

@@ -26,6 +26,14 @@ Order = Callable[[torch.Generator, int], "Tensor | None"]
 """(generator, batch size) → the ids of an epoch, batch after batch, or None for a random order; `Framework.batches` is one."""
 
 
+class TextSource(Protocol):
+    """What the loader needs of the captions; `TextData` has it."""
+
+    @property
+    def groups(self) -> Tensor: ...
+    def draw(self, ids: Tensor, uniform: Tensor) -> Tensor: ...
+
+
 class BatchLoader:
     """Yields this rank's part of every joined batch, and can go on in the middle of an epoch.
 
@@ -34,20 +42,28 @@ class BatchLoader:
     epoch is dropped. The next batch is read while the current one is trained on.
 
     Yields:
-        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers.
+        `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers; with `text` also
+        `tokens` (B, T), of one caption for each sample, and `groups` (B,).
 
     State: `epoch` and `position`, the number of batches of this epoch already handed out.
     """
 
     def __init__(
-        self, data: PixelSource, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, order: Order | None = None
+        self,
+        data: PixelSource,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        order: Order | None = None,
+        text: TextSource | None = None,
     ) -> None:
         if batch_size > data.num_train:
             raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={data.num_train})")
         if batch_size % world_size:
             raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
         self.data, self.batch_size, self.seed = data, batch_size, seed
-        self.rank, self.world_size, self.order = rank, world_size, order
+        self.rank, self.world_size, self.order, self.text = rank, world_size, order, text
         self.epoch = 0
         self.position = 0
 
@@ -97,4 +113,10 @@ class BatchLoader:
 
     def _read(self, order: Tensor, epoch: int, step: int) -> dict[str, Any]:
         ids = self._part(order, step)
-        return {"pixels": self.data.pixels(ids), "aspect": self.data.aspect(ids), "ids": ids, "epoch": epoch, "step": step}
+        batch = {"pixels": self.data.pixels(ids), "aspect": self.data.aspect(ids), "ids": ids, "epoch": epoch, "step": step}
+        if self.text is not None:  # drawn for the joined batch, so that the ranks' captions are those one process would have
+            uniform = torch.rand(self.batch_size, generator=generator(self.seed, "captions", epoch, step))
+            share = self.batch_size // self.world_size
+            mine = uniform[self.rank * share : (self.rank + 1) * share]
+            batch |= {"tokens": self.text.draw(ids, mine), "groups": self.text.groups[ids]}
+        return batch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.data.seeding import derive_seed, generator
 from kinfolk.errors import KinfolkError
-from kinfolk.training.loader import BatchLoader, PixelSource
+from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 if TYPE_CHECKING:
     from kinfolk.frameworks.base import Framework
@@ -47,6 +47,7 @@ class TrainingModule(pl.LightningModule):
         batch_size: over all ranks together.
         epochs, seed: of the whole training.
         channels_last: memory layout of views and encoder.
+        text: the samples' captions, for a framework that learns from them.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class TrainingModule(pl.LightningModule):
         epochs: int,
         seed: int,
         channels_last: bool = True,
+        text: TextSource | None = None,
     ) -> None:
         super().__init__()
+        self.text = text
         self.framework, self.data, self.views, self.optimizer_factory = framework, data, views, optimizers
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
@@ -78,7 +81,7 @@ class TrainingModule(pl.LightningModule):
 
     def train_dataloader(self) -> BatchLoader:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        self.loader = BatchLoader(self.data, self.batch_size, self.seed, rank, world_size, self.framework.batches)
+        self.loader = BatchLoader(self.data, self.batch_size, self.seed, rank, world_size, self.framework.batches, self.text)
         return self.loader
 
     def configure_optimizers(self) -> Any:
@@ -94,7 +97,8 @@ class TrainingModule(pl.LightningModule):
         assert (epoch, step) == (self.current_epoch, batch_idx), "the loader and Lightning disagree on where the training is"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.set_progress(epoch, self.epochs)
-        loss: Tensor = self.framework(self.make_views(batch), batch["ids"])
+        texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
+        loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last = batch["epoch"], batch["step"], batch["ids"]
         self._require_finite(loss)
         return loss

@@ -127,6 +127,15 @@ def build_optimizer(
     raise ValueError(f"`name` (={name!r}) must be one of {', '.join(get_args(OptimizerName))}")
 
 
+def take_out(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
+    """Gives `parameters` a group of their own, with a rate of their own and without decay."""
+    own = list(parameters)
+    chosen = {id(parameter) for parameter in own}
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+    optimizer.add_param_group({"params": own, "lr": lr, "weight_decay": 0.0})
+
+
 def scaled_lr(lr: float, batch_size: int, rule: Scaling) -> float:
     """Learning rate for a batch of `batch_size` samples over all devices.
 

@@ -19,6 +19,8 @@ WRITTEN = (
     "train.log",
     "model.safetensors",
     "model.json",
+    "tokenizer.json",
+    "towers.safetensors",
     "report.html",
     "checkpoints",
     "tensorboard",
@@ -76,6 +78,10 @@ class Run:
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer.json"
 
     @property
     def launch(self) -> Path:

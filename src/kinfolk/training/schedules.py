@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from torch.optim import Optimizer
@@ -58,15 +58,24 @@ def build_scheduler(
     milestones: Sequence[int] = (),
     gamma: float = 0.1,
     final: float = 0.0,
+    others: Sequence[Callable[[], float]] = (),
 ) -> LambdaLR:
-    """A scheduler to be stepped after every optimiser step; its only state is the number of steps, so that resuming is exact."""
+    """A scheduler to be stepped after every optimiser step; its only state is the number of steps, so that resuming is exact.
+
+    The last groups of the optimiser, one for each of `others`, go by these factors instead, whatever the step.
+    """
     check(total_steps, warmup_steps, kind, final)
     marks = tuple(milestones)
 
     def factor(step: int) -> float:
         return lr_factor(step, total_steps, warmup_steps, kind, marks, gamma, final)
 
-    return LambdaLR(optimizer, factor)
+    own: list[Callable[[int], float]] = [_whatever_the_step(other) for other in others]
+    return LambdaLR(optimizer, [*[factor] * (len(optimizer.param_groups) - len(own)), *own])
+
+
+def _whatever_the_step(factor: Callable[[], float]) -> Callable[[int], float]:
+    return lambda _: factor()
 
 
 def check(total_steps: int, warmup_steps: int, kind: str, final: float) -> None:

@@ -52,6 +52,21 @@ class ModelConfig(Section):
     stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar for views of up to 64 pixels")
     width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the network's own")
     pretrained: bool = False
+    init: str | None = Field(default=None, description="file of weights to begin from: .safetensors or a state dict")
+
+
+class TextConfig(Section):
+    """The tokenizer and the text tower, for methods that learn from captions; the defaults are CLIP's."""
+
+    name: str = "transformer"
+    layers: int = Field(default=12, ge=1)
+    width: int = Field(default=512, ge=1)
+    heads: int = Field(default=8, ge=1)
+    causal: bool = True
+    pretrained: bool = False
+    context: int = Field(default=77, ge=4, description="tokens of a text at most, start and end included")
+    vocab_size: int = Field(default=49408, ge=259, description="tokens the tokenizer learns at most")
+    tokenizer: str | None = Field(default=None, description="a tokenizer.json; None: learnt from the training captions")
 
 
 class HeadConfig(Section):
@@ -59,7 +74,7 @@ class HeadConfig(Section):
 
     hidden_size: int | None = Field(default=None, ge=1, description="None: the encoder's output size")
     out_size: int = Field(default=128, ge=1)
-    layers: int = Field(default=2, ge=1)
+    layers: int = Field(default=2, ge=0, description="0: none, the encoder's output is contrasted")
     norm: bool = True
     last_norm: bool = False
 

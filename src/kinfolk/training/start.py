@@ -11,6 +11,7 @@ from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
 from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source, open_source
+from kinfolk.data.text import TextData
 from kinfolk.data.unchanged import check_unchanged
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.checkpoint import read_checkpoint, write_text
@@ -70,7 +71,9 @@ def require_same(run: Run, images: ImageData) -> None:
         raise KinfolkError(f"the data has changed since the run began: {found}; restore it, or start a new run")
 
 
-def write_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool) -> None:
+def write_start(
+    run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool, text: TextData | None = None
+) -> None:
     """The folder as it is before the first step, or at the checkpoint; config.yaml comes last and says that the rest is there."""
     if state is None and overwrite:
         run.clear(keep=("cache",))
@@ -80,6 +83,8 @@ def write_start(run: Run, config: TrainConfig, images: ImageData, state: dict[st
     if state is None:
         images.samples.to_parquet(run.samples)
         write_quarantine(images.quarantine, run.quarantine)
+        if text is not None:
+            text.tokenizer.save(run.tokenizer)
     write_text(run.config, config.to_yaml())
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from kinfolk.data.sources import Source
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
 from kinfolk.training.changes import refuse_changes
@@ -30,6 +31,7 @@ from kinfolk.training.ranks import announce, wait_for
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 from kinfolk.training.start import last_state, num_processes, open_data, read_data, require_same, tell_start, write_start
+from kinfolk.training.towers import read_text
 from kinfolk.training.trainer import build_trainer
 
 if TYPE_CHECKING:
@@ -100,14 +102,15 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     if state is not None and run.rank == 0:
         require_same(run, images)
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
+    text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with held_warnings() as doubts:
-        framework = build_framework(config, images)
+        framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
         framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
     views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
     require_measured(framework, knn, config.method)
     if run.rank == 0:
-        write_start(run, config, images, state, overwrite)
+        write_start(run, config, images, state, overwrite, text)
         if several:
             announce(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
@@ -124,6 +127,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             epochs=config.epochs,
             seed=config.seed,
             channels_last=config.trainer.channels_last,
+            text=text,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
@@ -148,3 +152,5 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
 
 def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
     save_encoder(module.framework.encoder, run.path, meta)
+    if module.text is not None:
+        save_towers(module.framework, run.path)

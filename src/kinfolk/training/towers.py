@@ -1,0 +1,72 @@
+"""The text side of a training: the captions as tokens, the text tower with its head, and weights to begin from."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from kinfolk.data.images import ImageData
+from kinfolk.data.samples import Samples
+from kinfolk.data.text import TextData, every_caption, require_captions
+from kinfolk.data.tokenizer import Tokenizer, read_tokenizer, train_tokenizer
+from kinfolk.errors import KinfolkWarning
+from kinfolk.frameworks import FRAMEWORKS
+from kinfolk.frameworks.method import parse
+from kinfolk.models import build_text, projection_head
+from kinfolk.models.pair import begin_from
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.run import Run
+
+
+def learns_from_text(config: TrainConfig) -> bool:
+    """Whether the method's samples are pictures with captions."""
+    return "text" in FRAMEWORKS[parse(config.method).framework].modalities
+
+
+def read_text(images: ImageData, config: TrainConfig, run: Run, known: bool) -> TextData | None:
+    """The captions of all samples; None for a method that needs none. `known`: the run has its tokenizer already."""
+    if not learns_from_text(config):
+        return None
+    require_captions(images.samples)
+    return TextData(images.samples, _tokenizer(images.samples, config, run, known))
+
+
+def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> Tokenizer:
+    """The run's own, or the one that is given, or one learnt from the training captions."""
+    wanted = config.text
+    if known or wanted.tokenizer is not None:
+        return read_tokenizer(run.tokenizer if known or wanted.tokenizer is None else wanted.tokenizer, wanted.context)
+    return train_tokenizer(every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context)
+
+
+def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
+    """The text tower, and its head: a linear map without bias, as in CLIP, or nothing where the pictures have no head either."""
+    text = config.text
+    tower = build_text(
+        text.name,
+        vocab_size=tokenizer.vocab_size,
+        context=text.context,
+        end_id=tokenizer.end_id,
+        width=text.width,
+        layers=text.layers,
+        heads=text.heads,
+        causal=text.causal,
+        pretrained=text.pretrained,
+    )
+    size = tower.output_size
+    assert isinstance(size, int)
+    head = nn.Identity() if config.head.layers == 0 else projection_head(size, size, config.head.out_size, layers=1, bias=False)
+    return tower, head
+
+
+def begin(path: str, encoder: nn.Module, head: nn.Module, text: tuple[nn.Module, nn.Module] | None) -> None:
+    """Fills the networks from a file; warns of those it has nothing for."""
+    parts = nn.Module()
+    parts.encoder, parts.head = encoder, head
+    if text is not None:
+        parts.text_encoder, parts.text_head = text
+    filled = begin_from(parts, path)
+    rest = [name for name, part in parts.named_children() if name not in filled and any(True for _ in part.parameters())]
+    if rest:
+        warnings.warn(f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} begin anew", KinfolkWarning, stacklevel=2)
