@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from kinfolk import stats as module
 from kinfolk.objectives import NTXent
-from kinfolk.stats import Stats
+from kinfolk.pairs import Pairs
+from kinfolk.stats import UNIT, Stats
 from tests.scripted import Scripted, same_class
 
 
@@ -40,15 +42,69 @@ def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) ->
 
 
 def test_shares_and_sums() -> None:
-    stats = Stats.from_counts(torch.tensor([100, 10, 8, 6, 12]))
+    stats = Stats.from_counts(torch.tensor([100, 10, 8, 6, 12, 4, 3 * UNIT, 8, UNIT]))
     assert (stats.share, stats.precision, stats.recall) == (0.1, 0.75, 0.5)
     assert stats.f1 == pytest.approx(2 * 0.75 * 0.5 / 1.25)
-    assert (stats + stats).counts().tolist() == [200, 20, 16, 12, 24]
+    assert (stats.tp_similarity, stats.fn_similarity) == (0.75, 0.125)
+    assert (stats + stats).counts().tolist() == [200, 20, 16, 12, 24, 8, 6 * UNIT, 16, 2 * UNIT]
 
 
 def test_undefined_is_nan() -> None:
     empty = Stats.empty()
-    assert all(math.isnan(x) for x in (empty.share, empty.precision, empty.recall, empty.f1))
+    assert all(math.isnan(x) for x in (empty.share, empty.precision, empty.recall, empty.f1, empty.tp_similarity, empty.fn_similarity))
+
+
+def slow_similarities(pairs: Pairs, labels: list[int], every: int = 1) -> tuple[float, float]:
+    """Over all anchors, their own positives, and the negatives of their label; of `every`-th candidate."""
+    unit = [row / row.norm() for row in pairs.anchors]
+    others = [row / row.norm() for row in pairs.candidates]
+    ids = pairs.ids.repeat_interleave(pairs.num_views).tolist()
+    own, alike = [], []
+    for i, anchor in enumerate(unit):
+        own += [float(anchor @ (row / row.norm())) for row in pairs.positives[i]]
+        for j in range(0, len(others), every):
+            other = int(pairs.candidate_ids[j])
+            if other != ids[i] and labels[ids[i]] >= 0 and labels[ids[i]] == labels[other]:
+                alike.append(float(anchor @ others[j]))
+    return sum(own) / len(own), sum(alike) / len(alike) if alike else math.nan
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0, 2, 1, 3], [0, -1, 1, 1, -1, 0, 0, -1], [-1] * 8])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_similarities_equal_slow_ones(labels: list[int], every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a queue that holds old keys of the anchors too; of many candidates, some are looked at."""
+    monkeypatch.setattr(module, "LOOKED_AT", -(-11 // every))
+    g = torch.Generator().manual_seed(0)
+    anchors, positives, queue = (torch.randn(*shape, 4, generator=g).double() for shape in ((10,), (10, 3), (11,)))
+    pairs = Pairs(anchors, queue, positives, torch.tensor([1, 2, 3, 7, 5]), torch.arange(11) % 8, num_views=2)
+    loss_fn = NTXent(0.2)
+    loss_fn.watch(torch.tensor(labels))
+    loss_fn.on(pairs)
+    tp, fn = slow_similarities(pairs, labels, every)
+    assert loss_fn.stats.tp_similarity == pytest.approx(tp, abs=1e-6)
+    assert loss_fn.stats.fn_similarity == pytest.approx(fn, abs=1e-6, nan_ok=True)
+    assert int(loss_fn.stats.positives) == 30
+
+
+def test_similarities_of_two_views_and_without_labels() -> None:
+    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    loss_fn = NTXent(0.2, block_rows=4)
+    loss_fn(z[0], z[1])
+    expected = torch.nn.functional.cosine_similarity(z[0], z[1]).mean().item()
+    assert loss_fn.stats.tp_similarity == pytest.approx(expected, abs=1e-5)
+    assert math.isnan(loss_fn.stats.fn_similarity)
+    loss_fn.watch(torch.tensor([0, 0, 1, 1, 2, 2]))
+    loss_fn(z[0], z[1], torch.arange(6))
+    unit = torch.nn.functional.normalize(z, dim=2)
+    pairs = [(unit[:, i] @ unit[:, i + 1].T).mean().item() for i in (0, 2, 4)]
+    assert loss_fn.stats.fn_similarity == pytest.approx(sum(pairs) / 3, abs=1e-5)
+    assert int(loss_fn.stats.alike) == int(loss_fn.stats.kin) == 24
+    whole = loss_fn.stats
+    halves = Stats.empty()
+    for part in ([0, 1, 2, 3], [4, 5]):
+        loss_fn(z[0, part], z[1, part], torch.tensor(part))
+        halves += loss_fn.stats
+    assert halves.fn_similarity == whole.fn_similarity, "sums are whole numbers"
 
 
 def test_labels_never_touch_the_loss() -> None:

@@ -27,7 +27,7 @@ from kinfolk import distributed
 from kinfolk.actions import Policy, Settled, settle
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
-from kinfolk.stats import Stats, count
+from kinfolk.stats import Stats, count, measure
 
 _PROBED, _TINY = 256, 1e-30
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, larger blocks save more calls than they cost in cache
@@ -116,7 +116,7 @@ class Contrast:
         num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
-        total, counts = anchors_AD.new_zeros(()), Stats.empty(anchors_AD.device).counts()
+        total, counts = anchors_AD.new_zeros(()), torch.zeros(5, dtype=torch.int64, device=anchors_AD.device)
         moving = self.with_gradient and self.pairs.candidates.requires_grad  # a queue or a bank is not
         wanted = ((anchors_AD, self.with_gradient), (candidates_CD, moving), (own_AP, self.with_gradient))
         grad_a, grad_c, grad_own = (torch.zeros_like(x) if needed else x.new_empty(0) for x, needed in wanted)
@@ -165,7 +165,8 @@ class Contrast:
                     if moving:
                         grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
             self.updates.append(proposed)
-        self.stats = Stats.from_counts(counts)
+        similar = measure(anchors_AD, candidates_CD, own_AP, self.pairs, self.labels)
+        self.stats = Stats.from_counts(torch.cat((counts, similar)))
         return total, (grad_a, grad_c, grad_own)
 
     def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, Places]]:

@@ -1,20 +1,29 @@
-"""How many negatives a detector flagged, and how many of them it was right about: counts that add up over steps and ranks."""
+"""How many negatives a detector flagged, how many of them it was right about, and how similar positives and false negatives are: counts
+that add up over steps and ranks.
+
+Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R rows of a block, M places.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.pairs import Block
+from kinfolk.pairs import Block, Pairs, own_matches
 
 NAN = float("nan")
+UNIT = 1 << 20
+"""A similarity of 1 in the sums, which are whole numbers: they come to the same in any order, and after a resume."""
+LOOKED_AT = 4096
+"""Candidates that the similarity of false negatives is taken of, at most; of more, evenly spread ones."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts over (anchor, negative) pairs.
+    """Counts over pairs of an anchor and a negative, and of an anchor and an own positive.
 
     Args:
         negatives: pairs that could have been flagged.
@@ -22,6 +31,8 @@ class Stats:
         judged: flagged pairs with both labels known.
         hits: judged pairs with equal labels.
         kin: pairs of negatives with equal known labels, flagged or not.
+        positives, positive_sum: pairs of an anchor and an own positive, and the sum of their similarities.
+        alike, alike_sum: pairs of negatives with equal known labels that were looked at, and the sum of their similarities.
     """
 
     negatives: Tensor
@@ -29,6 +40,10 @@ class Stats:
     judged: Tensor
     hits: Tensor
     kin: Tensor
+    positives: Tensor
+    positive_sum: Tensor
+    alike: Tensor
+    alike_sum: Tensor
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> Stats:
@@ -40,8 +55,8 @@ class Stats:
         return cls(*counts.unbind())
 
     def counts(self) -> Tensor:
-        """(5,) int64: what to sum over ranks."""
-        return torch.stack([self.negatives, self.flagged, self.judged, self.hits, self.kin])
+        """(9,) int64: what to sum over ranks."""
+        return torch.stack([getattr(self, field.name) for field in fields(self)])
 
     def __add__(self, other: Stats) -> Stats:
         return Stats.from_counts(self.counts() + other.counts().to(self.negatives.device))
@@ -66,6 +81,16 @@ class Stats:
         """2·hits / (judged + kin); NaN without labels."""
         return _ratio(2 * self.hits, self.judged + self.kin)
 
+    @property
+    def tp_similarity(self) -> float:
+        """Mean similarity of the anchors and their own positives (true positives), such as the other view of the sample."""
+        return _ratio(self.positive_sum, self.positives) / UNIT
+
+    @property
+    def fn_similarity(self) -> float:
+        """Mean similarity of the anchors and the negatives with their label (false negatives); NaN without labels."""
+        return _ratio(self.alike_sum, self.alike) / UNIT
+
 
 def count(
     block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None, flagged_R: Tensor
@@ -84,6 +109,35 @@ def count(
     kin_total = size_K[label_R[label_R >= 0]].sum() - same_own
     hits, judged = (zero, zero) if kin is None else _agree(label_R, label_C, kin)
     return torch.stack([negatives, flagged, judged, hits, kin_total])
+
+
+def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels_N: Tensor | None) -> Tensor:
+    """(4,) positives, their similarity, false negatives, their similarity; no A × C matrix.
+
+    Σ over the candidates of a class of z·z′ is z times the sum of the class; what is the anchor's own is taken off it."""
+    drawn_AP = torch.ones_like(own_AP, dtype=torch.bool) if pairs.degree is None else pairs.degree >= 1
+    found = [drawn_AP.sum(), _whole(own_AP.masked_fill(~drawn_AP, 0.0).sum(1))]
+    if labels_N is None:
+        return torch.stack([*found, *torch.zeros_like(found[0]).expand(2)])
+    spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))
+    some_CD, label_C = candidates_CD[spread].contiguous(), labels_N[pairs.candidate_ids[spread]]
+    size_K = torch.bincount(label_C + 1, minlength=int(labels_N.max()) + 2)  # the first: without label
+    sum_KD = F.embedding_bag(label_C.argsort(), some_CD, size_K.cumsum(0) - size_K, mode="sum")
+    label_A = labels_N[pairs.ids].repeat_interleave(pairs.num_views)
+    sum_A, size_A = (anchors_AD * sum_KD[label_A + 1]).sum(1), size_K[label_A + 1]
+    keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.groups is None else (pairs.groups, pairs.candidate_groups)
+    assert keys_C is not None
+    row_M, col_M = own_matches(keys_B.repeat_interleave(pairs.num_views), *keys_C[spread].sort())
+    same_M = label_A[row_M] == label_C[col_M]
+    row_M, col_M = row_M[same_M], col_M[same_M]
+    sum_A = sum_A.index_add(0, row_M, (anchors_AD[row_M] * some_CD[col_M]).sum(1), alpha=-1)
+    size_A = size_A - torch.bincount(row_M, minlength=len(size_A))
+    known_A = label_A >= 0
+    return torch.stack([*found, size_A[known_A].sum(), _whole(sum_A[known_A])])
+
+
+def _whole(similarity_A: Tensor) -> Tensor:
+    return (similarity_A.double() * UNIT).round().long().sum()
 
 
 def _agree(label_R: Tensor, label_C: Tensor, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,10 @@ from tests.report.synthetic import metrics
 
 def test_every_metric_has_its_panel() -> None:
     panels = {panel.id: panel for panel in curve_panels(metrics())}
-    assert list(panels) == ["loss", "knn", "flagged", "detection", "clusters", "lr", "speed"]
+    assert list(panels) == ["loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed"]
     assert [trace["name"] for trace in panels["detection"].figure["data"]] == ["Precision", "Recall", "F1"]
     assert [trace["name"] for trace in panels["clusters"].figure["data"]] == ["MTPR", "MTNR", "NMI"]
+    assert [trace["name"] for trace in panels["similarity"].figure["data"]] == ["True positives", "False negatives"]
     assert panels["knn"].figure["data"][0]["x"] == [2, 4, 6, 8, 10, 12]
 
 

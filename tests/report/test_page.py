@@ -46,8 +46,8 @@ def assert_quiet(opened: Opened) -> None:
 def test_everything_is_drawn(browser: Any, full: Path, width: int, scheme: str) -> None:
     opened = open_page(browser, full, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = opened.page
-    assert page.locator(".panels figure").count() == 7
-    for panel in ("loss", "knn", "flagged", "detection", "clusters", "lr", "speed"):
+    assert page.locator(".panels figure").count() == 8
+    for panel in ("loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed"):
         assert page.locator(f"#plot-{panel} path.js-line").count() >= 1, panel
         assert page.locator(f"#plot-{panel}").get_attribute("aria-label"), panel
     assert page.locator("#plot-map .point").count() == 80

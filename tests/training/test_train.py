@@ -72,6 +72,7 @@ def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
     first, last = run.epochs()
     assert (first["epoch"], first["step"], last["epoch"], last["step"]) == (1, 2, 2, 4)
     assert {"loss", "lr", "knn", "flagged", "precision", "recall", "f1", "images_per_second", "seconds"} <= last.keys()
+    assert -1 < last["fn_similarity"] < last["tp_similarity"] < 1
     assert last["precision"] == last["recall"] == 1.0, "the oracle is right"
     assert 0.3 < last["flagged"] < 0.7, "two classes"
     encoder, meta = load_encoder(run.path)

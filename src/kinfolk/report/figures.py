@@ -43,6 +43,12 @@ CURVES = (
         percent=True,
     ),
     Curve(
+        "similarity",
+        "Similarity",
+        "anchors with their positives, and with negatives of their label",
+        (("tp_similarity", "True positives", "accent"), ("fn_similarity", "False negatives", "second")),
+    ),
+    Curve(
         "features_nmi",
         "NMI of the features",
         "k-means on the encoder's features against the labels, mean over seeds",

@@ -68,6 +68,7 @@ class Journal(pl.Callback):
             for measure in self.measurements:
                 row |= measure(module, finished)
         self._tell(module, row.get("knn"))
+        row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
             row |= {"flagged": stats.share, "precision": stats.precision, "recall": stats.recall, "f1": stats.f1}
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
