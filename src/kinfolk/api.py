@@ -35,7 +35,7 @@ def train(
     Args:
         data: a folder, array file, table, archive, "digits", an array of pictures (N, H, W, 3), or a map-style `Dataset`.
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
-        method: `framework[+detector[:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
+        method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
         epochs, batch_size, seed: of the training; `batch_size` is over all devices together.
         recipe: a ready configuration to start from, by name or path.
         settings: any other key of the configuration: `{"optimizer.lr": 0.1}` or `["optimizer.lr=0.1"]`.

@@ -17,9 +17,11 @@ def test_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["methods"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for name in (*FRAMEWORKS, *DETECTORS, *KNOWN, *recipe_names()):
+    variants = [f"{name}:{variant}" for name, kind in DETECTORS.items() for variant in kind.variants]
+    assert "ring:learned" in variants
+    for name in (*FRAMEWORKS, *DETECTORS, *variants, *KNOWN, *recipe_names()):
         assert name in text
-    assert "framework[+detector[:action]]" in text
+    assert "framework[+detector[:variant][:action]]" in text
 
 
 def test_every_action_is_explained() -> None:

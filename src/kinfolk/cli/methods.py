@@ -30,15 +30,19 @@ def methods(debug: Debug = False) -> None:
     console = screen()
     parts = ("name", "paper", "needs")
     frameworks = [(name, kind.paper, kind.needs or "nothing more") for name, kind in FRAMEWORKS.items()]
-    detectors = [(name, kind.paper, kind.needs or "nothing more") for name, kind in DETECTORS.items()]
+    detectors = [
+        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind.paper, kind.needs or "nothing more")
+        for name, kind in DETECTORS.items()
+    ]
     recipes = [(name, recipe_summary(name)) for name in recipe_names()]
     _list(console, "Frameworks", "where anchors and candidates come from", parts, frameworks)
     _list(console, "Detectors", "who among the candidates is kin", parts, detectors)
     _list(console, "Actions", "what follows from it", ("name", "what is done with kin"), ACTIONS.items())
     _list(console, "Recipes", "ready configurations for --recipe", ("name", "what it is"), recipes)
-    compose = Text("Compose: framework[+detector[:action]], as in simclr, sogclr+glofnd or simclr+oracle:attract (which is SupCon)")
+    grammar = "framework[+detector[:variant][:action]]"
+    compose = Text(f"Compose: {grammar}, as in simclr, sogclr+glofnd, moco+ring:learned or simclr+oracle:attract (which is SupCon)")
     compose.stylize("bold", 0, len("Compose:"))
-    compose.highlight_words(["framework[+detector[:action]]", "simclr,", "sogclr+glofnd", "simclr+oracle:attract"], "cyan")
+    compose.highlight_words([grammar, "simclr,", "sogclr+glofnd", "moco+ring:learned", "simclr+oracle:attract"], "cyan")
     console.print(compose, soft_wrap=False)
     console.print("Settings of the parts: --set framework.KEY=VALUE, --set detector.KEY=VALUE", markup=False, soft_wrap=False)
 

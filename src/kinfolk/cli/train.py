@@ -25,7 +25,7 @@ def train(
     labels_from_folders: LabelsFromFolders = False,
     image_size: Annotated[int | None, typer.Option(metavar="N", help="Side of the views in pixels.", rich_help_panel=DATA)] = None,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="framework[+detector[:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING)
+        str | None, typer.Option("--method", "-m", help="framework[+detector[:variant][:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING)
     ] = None,
     known_kin: Annotated[
         Path | None,
