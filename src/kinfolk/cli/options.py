@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 DATA, RUNNING = "Data", "Running"
-SOURCE_HELP = "Folder, .npz, .npy, .csv, .parquet, CIFAR archive, or `digits`."
+SOURCE_HELP = "Folder, .npz, .npy, .csv, .parquet, CIFAR archive, shards (.tar), or `digits`."
 FLAG = ""
 """Metavar of an option that takes no value."""
 

@@ -25,7 +25,8 @@ def train(
     labels_from_folders: LabelsFromFolders = False,
     image_size: Annotated[int | None, typer.Option(metavar="N", help="Side of the views in pixels.", rich_help_panel=DATA)] = None,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="framework[+detector[:variant][:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING)
+        str | None,
+        typer.Option("--method", "-m", help="framework[+detector[:variant][:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING),
     ] = None,
     known_kin: Annotated[
         Path | None,
@@ -42,6 +43,12 @@ def train(
     lr: Annotated[float | None, typer.Option(metavar="X", help="Learning rate before scaling.", rich_help_panel=LEARNING)] = None,
     temperature: Annotated[float | None, typer.Option(metavar="X", help="Temperature of the loss.", rich_help_panel=LEARNING)] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.", rich_help_panel=LEARNING)] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Weights to begin from: .safetensors or a state dict.", rich_help_panel=LEARNING, show_default=False
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.", rich_help_panel=LEARNING)
     ] = None,
@@ -73,6 +80,7 @@ def train(
         "data.workers": workers,
         "views.size": image_size,
         "model.name": model,
+        "model.init": None if init is None else str(init),
         "optimizer.lr": lr,
         "framework.temperature": temperature,
         "trainer.devices": int(devices) if devices is not None and devices.isdecimal() else devices,

@@ -13,15 +13,19 @@ from torch import nn
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sources import Source
+from kinfolk.data.tokenizer import read_tokenizer
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.embed import embed
+from kinfolk.evaluation.paired import Towers
+from kinfolk.models.pair import TOWERS, Pair, begin_from
 from kinfolk.models.weights import load_encoder
-from kinfolk.training.assemble import build_views
+from kinfolk.training.assemble import build_views, networks
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
 from kinfolk.training.sections import DataConfig
 from kinfolk.training.start import open_data, read_data
+from kinfolk.training.towers import learns_from_text, text_networks
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,20 @@ class OpenedRun:
     def encoder(self) -> nn.Module:
         """The encoder, in evaluation mode."""
         return load_encoder(self.path)[0]
+
+    def towers(self) -> Towers:
+        """Both towers of a run that learnt from captions, in evaluation mode, on the first accelerator there is."""
+        if not learns_from_text(self.config):
+            raise UsageError(
+                f"{self.path} was trained with {self.config.method}, which has no text tower; this needs a method such as clip"
+            )
+        file = self.path / TOWERS
+        if not file.is_file():
+            raise UsageError(f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet")
+        tokenizer = read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
+        pair = Pair(*networks(self.config, (3,)), *text_networks(self.config, tokenizer))
+        begin_from(pair, file)
+        return Towers(pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu")
 
     def views(self) -> Views:
         """The views as the run made them."""
