@@ -24,8 +24,8 @@ import numpy as np
 import yaml
 
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
-CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI"}
-"""Columns of methods that cluster; left out where no run has them."""
+CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
+"""Columns of methods that cluster, and similarities of true positives and false negatives; left out where no run has them."""
 
 
 def limited(data: Path, limit: int | None, out: Path) -> Path:

@@ -58,6 +58,20 @@ def test_the_tables_of_the_ifnd_paper_are_there() -> None:
     assert {0.25, 0.5, 0.75, 1.0} == set(rates)
 
 
+def test_the_ablations_of_the_spcl_paper_are_there() -> None:
+    named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
+    assert {"simclr", "spcl"} <= named["spcl"].keys()
+    losses = ("contrast_weight", "metric_weight", "prototype_weight")
+    changes = [change.get("framework", {}) for name, change in named["spcl-table2"].items() if name != "simclr"]
+    weights = {tuple(change.get(loss, 1.0) for loss in losses) for change in changes if "prototypes" not in change}
+    assert weights == {(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (0.1, 1, 1), (1, 0.1, 1), (1, 1, 0.1)}
+    assert {"prototypes": "labels"} in changes
+    figure = named["spcl-figure2"].values()
+    numbers = {tuple(change.get("framework", {}).get("num_clusters", ())) for change in figure}
+    assert {(8,), (4096,)} <= numbers
+    assert {128, 4096} <= {change.get("batch_size") for change in figure}
+
+
 def runs(*linear: float, **more: float) -> list[dict[str, float]]:
     return [{"knn": value - 1, "linear": value, "seconds": 2.0, **more} for value in linear]
 
@@ -66,7 +80,7 @@ def test_the_gap_to_the_oracle() -> None:
     figures = {
         "simclr": runs(50.0, 52.0),
         "pcl": runs(53.0, 53.0),
-        "simclr+ifnd": runs(54.5, 55.5, mtpr=30.0, mtnr=99.0, nmi=40.0),
+        "simclr+ifnd": runs(54.5, 55.5, mtpr=30.0, mtnr=99.0, nmi=40.0, fn_similarity=11.0),
         "simclr+fnc (late)": runs(49.5, 50.5),
         "simclr+oracle:attract": runs(59.0, 63.0),
     }
@@ -83,6 +97,8 @@ def test_the_gap_to_the_oracle() -> None:
     assert closed == {"simclr": "–", "pcl": "20 %", "simclr+ifnd": "40 %", "simclr+fnc (late)": "-10 %", "simclr+oracle:attract": "100 %"}
     assert rows[2][header.index("MTPR")] == "30.0 ± 0.0"
     assert rows[0][header.index("MTPR")] == "–"
+    assert rows[2][header.index("FN similarity")] == "11.0 ± 0.0"
+    assert "TP similarity" not in header
     assert rows[2][header.index("against its base")] == "+4.0 / +4.0"
 
 
