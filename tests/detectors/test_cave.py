@@ -92,3 +92,17 @@ def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match=r"`ids` \(=6\) must be in \[0, 6\)"):
         refreshed().find(random_block(0, list(range(7))))
     assert repr(eval(repr(Cave(6, 3, every=2)))) == "Cave(num_samples=6, num_clusters=3, every=2)"
+
+
+def test_several_clusterings() -> None:
+    detector = Cave(30, num_clusters=(3, 5))
+    assert repr(detector) == "Cave(num_samples=30, num_clusters=(3, 5))"
+    detector.refresh(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), 0.0)
+    block = random_block(0, [3, 17, 8, 21, 0, 29], num_views=1)
+    (roles,) = detector.find(block).levels
+    assert roles.drop_RC is not None
+    labels = detector.clusters.labels
+    for row, i in enumerate(block.row_ids.tolist()):
+        members = [j != i and any(level[i] == level[j] for level in labels) for j in block.candidate_ids.tolist()]
+        if any(members):
+            assert (~roles.drop_RC[row]).tolist() == members

@@ -24,3 +24,13 @@ def test_the_ring_paper_s_settings(name: str) -> None:
     assert recipe.framework["temperature"] == 0.07
     negatives = {**recipe.framework, **recipe.detector}
     assert 4096 in (negatives.get("queue_size"), negatives.get("num_negatives"), negatives.get("draw"))
+
+
+@pytest.mark.parametrize(("name", "method"), [("ir-cave-resnet18", "ir+cave"), ("ir-ring-close-resnet18", "ir+ring:attract")])
+def test_the_recipes_with_clusters_are_those_without(name: str, method: str) -> None:
+    recipe, ring = load_recipe(name), load_recipe("ir-ring-resnet18")
+    assert recipe.method == method
+    assert recipe.detector["num_clusters"] == 100
+    assert recipe.framework["num_negatives"] is None, "clusters are of the whole bank"
+    same = ("epochs", "batch_size", "views", "model", "head", "framework", "optimizer")
+    assert all(getattr(recipe, part) == getattr(ring, part) for part in same)

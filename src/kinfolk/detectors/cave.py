@@ -24,7 +24,7 @@ class Cave(Detector):
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: K, below N.
+        num_clusters: K, below N; a tuple: members of the anchor's cluster in any of several clusterings.
         every: epochs between two clusterings.
         seed: of the clusterings.
 
@@ -41,7 +41,7 @@ class Cave(Detector):
     needs: ClassVar[str] = "clusters, refreshed each epoch"
     addresses: ClassVar[bool] = True
 
-    def __init__(self, num_samples: int, num_clusters: int, every: int = 1, seed: int = 0) -> None:
+    def __init__(self, num_samples: int, num_clusters: int | tuple[int, ...], every: int = 1, seed: int = 0) -> None:
         super().__init__()
         if num_samples < 2:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
@@ -72,4 +72,5 @@ class Cave(Detector):
         more = "".join(
             f", {name}={value}" for name, value, usual in (("every", self.every, 1), ("seed", self.clusters.seed, 0)) if value != usual
         )
-        return f"Cave(num_samples={self.num_samples}, num_clusters={self.clusters.num_clusters[0]}{more})"
+        levels = self.clusters.num_clusters
+        return f"Cave(num_samples={self.num_samples}, num_clusters={levels[0] if len(levels) == 1 else levels}{more})"
