@@ -46,10 +46,20 @@ OTHERS: dict[str, dict[str, Any]] = {
             "framework.num_clusters": [10, 40],
         },
     },
+    "rcl": {
+        "method": "rcl+glofnd",
+        "settings": {
+            "framework.queue_size": 600,
+            "framework.momentum": 0.9,
+            "framework.warmup_epochs": 1,
+            "framework.predictor_size": 32,
+            "framework.radii": [0.2, 0.4],
+        },
+    },
     "spcl": {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10]}},
 }
 """What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it; prototypes and draws from
-them; prototypes that the order of the samples goes by."""
+them; clusters that every step refines and keys are drawn from; prototypes that the order of the samples goes by."""
 
 
 def run_child(out: Path, moment: str, *, each_step: bool = False, resume: bool = False, **more: Any) -> int:
