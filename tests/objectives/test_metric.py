@@ -65,11 +65,11 @@ def test_who_is_drawn(prototypes: list[int], views: int) -> None:
             seen.setdefault(anchor, (set(), set()))[0].add(same)
             seen[anchor][1].add(other)
     if len(prototypes) == 6:
-        for anchor, (same, other) in seen.items():
+        for anchor, (mates_seen, strangers_seen) in seen.items():
             mates = [b for b in range(6) if prototypes[b] == prototypes[anchor // views] and b != anchor // views]
-            assert same == {b * views + v for b in mates for v in range(views)}, "all of them, sooner or later"
+            assert mates_seen == {b * views + v for b in mates for v in range(views)}, "all of them, sooner or later"
             strangers = {b * views + v for b in range(6) if prototypes[b] != prototypes[anchor // views] for v in range(views)}
-            assert other == (strangers or {-1})
+            assert strangers_seen == (strangers or {-1})
 
 
 def test_a_batch_of_one_prototype_has_no_other() -> None:

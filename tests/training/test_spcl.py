@@ -13,6 +13,7 @@ from torch import Tensor
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.embed import embed
 from kinfolk.frameworks import spcl
+from kinfolk.frameworks.renew import renew
 from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.module import TrainingModule
@@ -38,7 +39,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
     steps: list[tuple[int, Tensor, Tensor]] = []
     heads: list[tuple[Tensor, bool]] = []
     clustered: list[Tensor] = []
-    step, renew, begin = TrainingModule.training_step, spcl.renew, refresh.Refresh.on_train_epoch_start
+    step, begin = TrainingModule.training_step, refresh.Refresh.on_train_epoch_start
 
     def training_step(self: Any, batch: dict[str, Any], batch_idx: int) -> Tensor:
         steps.append((batch["epoch"], batch["ids"], self.framework.clusters.labels[0].clone()))
@@ -69,7 +70,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
     assert not any(known for _, known in heads), "the momentum of a head that begins anew is forgotten"
     for epoch in range(2):
         ids = torch.cat([each[1] for each in steps if each[0] == epoch])
-        assert len(ids) == len(ids.unique()) == 1280, "every sample once, but for less than a batch"
+        assert len(ids) == len(set(ids.tolist())) == 1280, "every sample once, but for less than a batch"
         unit = torch.nn.functional.normalize(clustered[epoch], dim=1)
         for _, batch, labels in (each for each in steps if each[0] == epoch):
             counts = labels[batch].bincount(minlength=12).sort(descending=True).values

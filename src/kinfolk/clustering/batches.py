@@ -34,7 +34,7 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     """
     if not 2 <= batch_size <= len(labels):
         raise ValueError(f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples (={len(labels)})")
-    _, cluster_N = labels.cpu().unique(return_inverse=True)
+    _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
     steps, half = len(labels) // batch_size, batch_size // 2
     chunked_N = _chunked(cluster_N, half, generator)
     whole = chunked_N[: len(labels) // half * half].view(-1, half)
@@ -66,7 +66,7 @@ def _kept_apart(rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, 
     anchors of their batch. A swap is made where neither of the two clashes afterwards."""
     number = int(cluster_N.max()) + 1
     steps = len(anchors_SH)
-    taken = (torch.arange(steps).unsqueeze(1) * number + cluster_N[anchors_SH]).unique()
+    taken: Tensor = torch.unique(torch.arange(steps).unsqueeze(1) * number + cluster_N[anchors_SH])
 
     def clashes(samples_M: Tensor, places_M: Tensor) -> Tensor:
         step_M = places_M // size
@@ -83,7 +83,7 @@ def _kept_apart(rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, 
         if turn % 2:  # among themselves
             here, there = wrong[: len(wrong) // 2], wrong[len(wrong) // 2 : len(wrong) // 2 * 2]
         else:  # with anybody else
-            there = torch.randint(len(rest), (len(wrong),), generator=generator).unique()
+            there = torch.unique(torch.randint(len(rest), (len(wrong),), generator=generator))
             there = there[~torch.isin(there, wrong)]
             here = wrong[: len(there)]
         free = ~clashes(rest[here], there) & ~clashes(rest[there], here)

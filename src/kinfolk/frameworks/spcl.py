@@ -100,6 +100,7 @@ class SPCL(Framework):
         self.every, self.reinitialise, self.num_samples, self.epoch = every, reinitialise, num_samples, 0
         size = embedding_size(encoder, nn.Identity())
         self.clusters: ClusterLabels | None = None
+        chosen: tuple[int, ...]
         self.truth: Tensor | None
         self.register_buffer("truth", None, persistent=False)
         if prototypes == "labels":
@@ -196,7 +197,8 @@ class SPCL(Framework):
     @torch.no_grad()
     def _measure(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
         """For the counts and the detector alone."""
-        return self.objective(z1, z2, ids).nan_to_num(0, 0, 0)
+        loss: Tensor = self.objective(z1, z2, ids)
+        return loss.nan_to_num(0, 0, 0)
 
     @torch.no_grad()
     def _for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
@@ -205,7 +207,7 @@ class SPCL(Framework):
             return features
         training, weight = self.head.training, next(self.head.parameters())
         self.head.eval()
-        parts = [F.normalize(self.head(part.to(weight)), dim=1).to(features) for part in features.split(4096)]
+        parts = [F.normalize(self.head(part.to(weight)), dim=1).to(features) for part in torch.split(features, 4096)]
         self.head.train(training)
         return torch.cat(parts)
 

@@ -63,7 +63,7 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
         Partners(anchor_M=tensor([0, 2]), same_M=tensor([2, 0]), other_M=tensor([1, 3]))
     """
     num_samples, device = len(prototypes), prototypes.device
-    _, group_B, size_G = prototypes.unique(return_inverse=True, return_counts=True)
+    _, group_B, size_G = torch.unique(prototypes, return_inverse=True, return_counts=True)
     by_size_G = size_G.argsort(descending=True, stable=True)
     before_G = torch.empty_like(size_G)
     before_G[by_size_G] = size_G[by_size_G].cumsum(0) - size_G[by_size_G]

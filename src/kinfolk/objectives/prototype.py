@@ -41,7 +41,7 @@ class PrototypeCrossEntropy(nn.Module):
         """Scalar, of this rank's (A, F) features and their labels (L, A), below 0 where unknown."""
         with torch.autocast(features.device.type, enabled=False):
             logits: Tensor = self.head(features.to(self.head.weight.dtype))
-        levels = list(zip(logits.split(list(self.num_clusters), 1), labels, strict=True))
+        levels = list(zip(torch.split(logits, list(self.num_clusters), 1), labels, strict=True))
         return stacked_cross_entropy(levels, self.reverse_weight, self.log_zero)
 
 
