@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 import kinfolk
+from kinfolk.detectors import DETECTORS
+from kinfolk.frameworks import FRAMEWORKS
+from kinfolk.training.recipes import recipe_names
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinfolk"
@@ -158,6 +161,23 @@ def test_code_in_the_documents_runs(name: str, tmp_path: Path, monkeypatch: pyte
         pytest.skip("shows no Python")
     monkeypatch.chdir(tmp_path)
     exec(compile(program, name, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("name", [*FRAMEWORKS, *(f"+{name}" for name in DETECTORS)])
+def test_every_method_is_in_the_tables(name: str) -> None:
+    """Name, paper, equation, class, recipe and page; and a line of the README."""
+    lines = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert len(cells) == 6
+    assert all(cells)
+    recipes = re.findall(r"`([^`]+)`", cells[4])
+    assert set(recipes) <= set(recipe_names())
+    assert recipes or cells[4] == "—"
+    (page,) = re.findall(r"\]\(([^)]+)\)", cells[5])
+    assert (ROOT / "docs" / page).is_file()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| [`{name.lstrip('+')}`](docs/methods/" in readme
 
 
 def modules() -> list[str]:

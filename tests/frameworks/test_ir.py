@@ -56,7 +56,7 @@ def test_it_is_equation_3_with_the_bank_of_earlier_batches(num_negatives: int | 
 def test_the_bank_is_handed_out_once_every_sample_was_seen() -> None:
     """Clusters of random vectors would mean nothing."""
     framework = made(10)
-    for ids in torch.arange(NUM_SAMPLES).split(8):
+    for ids in torch.arange(NUM_SAMPLES).view(-1, 8):
         assert framework.known_features is None
         framework(torch.randn(1, len(ids), 3, 2, 2, dtype=torch.float64), ids)
     assert framework.known_features is framework.bank.features
