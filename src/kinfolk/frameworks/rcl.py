@@ -5,7 +5,6 @@ Dimension key: N data set, A rows (both views of the batch), D embedding, H crit
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -17,8 +16,8 @@ from kinfolk.actions import Action
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.criteria import Criteria, Online, by_dbscan, by_kmeans
+from kinfolk.frameworks.doubts import doubt_warmup
 from kinfolk.frameworks.nnclr import nearest_keys
 from kinfolk.frameworks.retrieval import Chance, cluster_mates
 from kinfolk.frameworks.support import SupportFramework
@@ -160,14 +159,8 @@ class RCL(SupportFramework):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        if self.criteria is not None and self.warmup_epochs >= num_epochs > 1 and not self._told:
-            self._told = True
-            warnings.warn(
-                f"`warmup_epochs` (={self.warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no clusters; "
-                "choose a shorter warm-up",
-                KinfolkWarning,
-                stacklevel=2,
-            )
+        if self.criteria is not None:
+            self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "clusters")
         self.epoch = epoch
 
     def _clusters(self, epoch: int) -> bool:

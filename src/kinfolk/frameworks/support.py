@@ -6,16 +6,14 @@ Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk import distributed
-from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.doubts import doubt_queue
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
@@ -54,13 +52,7 @@ class SupportFramework(Framework, ABC):
         super().__init__(encoder, head, objective)
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
-        if queue_size >= num_samples:
-            warnings.warn(
-                f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several "
-                "keys of one sample, some older than an epoch; choose a smaller queue",
-                KinfolkWarning,
-                stacklevel=3,
-            )
+        doubt_queue(queue_size, num_samples)
         size = embedding_size(encoder, head)
         self.predictors = nn.ModuleList(prediction_head(size, predictor_size) for _ in range(num_predictors))
         self.slow = MomentumCopy(encoder, head, momentum)
@@ -82,7 +74,7 @@ class SupportFramework(Framework, ABC):
         anchors = torch.stack([predict(projected) for predict in self.predictors], 1).flatten(0, 1)
         keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
         row_ids, number = ids.repeat_interleave(2), len(self.predictors)
-        support, support_ids = self.queue.entries() if len(self.queue) else distributed.joined(keys, row_ids)
+        support, support_ids = self.queue.candidates(keys, row_ids)
         with torch.no_grad():
             found_AKD, same_AHK = self.retrieve(keys, row_ids, support, support_ids)
             degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)  # one prediction for all: P_c of equation 9
