@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kinfolk.detectors import Oracle as Oracle
     from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.objectives import BimodalSogCLR as BimodalSogCLR
+    from kinfolk.objectives import CLIPLoss as CLIPLoss
+    from kinfolk.objectives import FastCLIP as FastCLIP
     from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
     from kinfolk.objectives import RelativeContrast as RelativeContrast
@@ -29,8 +32,11 @@ __version__ = "0.1.0"
 
 # A name is loaded when it is first asked for: the losses need only torch, `train` also Lightning, and `kinfolk --help` neither.
 _HOME = {
+    "BimodalSogCLR": "kinfolk.objectives",
+    "CLIPLoss": "kinfolk.objectives",
     "Cave": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
+    "FastCLIP": "kinfolk.objectives",
     "GloFND": "kinfolk.detectors",
     "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",

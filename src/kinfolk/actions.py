@@ -55,10 +55,12 @@ class Settled:
     kin_logit_M: Tensor | None = None
 
 
-def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tensor, temperature: float, judged: bool = False) -> Settled:
+def settle(
+    block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tensor, temperature: float | Tensor, judged: bool = False
+) -> Settled:
     """Applies the action to `sim_RC` in place: −inf for a negative that is left out, s + t·log w for one of weight w.
 
-    `judged`: whether the places of kin are wanted in any case, to be compared with labels."""
+    `temperature`: t, or (R,) of each row. `judged`: whether the places of kin are wanted in any case, to be compared with labels."""
     removes = policy.removes_kin or (policy.action == "reweight" and policy.kin_weight == 0 and roles.degree_RC is None)
     plain = roles.kin is None and roles.kin_RC is None and roles.drop is None and roles.drop_RC is None
     if plain and roles.leveled and not judged and (roles.kin_above_R is None or (removes and policy.action != "attract")):
@@ -87,12 +89,18 @@ def settle(block: Block, roles: Roles, own: Places, policy: Policy, sim_RC: Tens
             if roles.degree_RC is None
             else 1 - roles.degree_RC[kin].to(sim_RC.dtype)
         )
-        sim_RC[kin] += temperature * factor_M.log()
+        sim_RC[kin] += _of(temperature, kin) * factor_M.log()
         weight_R = (weight_R - flagged_R).index_add(0, kin[0], factor_M)  # not n + Σ(w − 1), which cancels
-    return Settled(kin, flagged_R, weight_R, kin_sum_R, kin_sim_M / temperature if policy.pools_kin and kin_sim_M is not None else None)
+    pooled_M = kin_sim_M / _of(temperature, kin) if policy.pools_kin and kin_sim_M is not None else None
+    return Settled(kin, flagged_R, weight_R, kin_sum_R, pooled_M)
 
 
-def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, temperature: float) -> Settled:
+def _of(temperature: float | Tensor, places: Places) -> float | Tensor:
+    """The temperature, or (M,) that of each place's row."""
+    return temperature[places[0]] if isinstance(temperature, Tensor) else temperature
+
+
+def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, temperature: float | Tensor) -> Settled:
     """Kin above one level and dropped below another, both left out, without looking for their places.
 
     Masks are numbers, not bools, and a few rows are done at a time, so that they stay in the cache: a fifth of the time."""
@@ -121,7 +129,8 @@ def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, tempe
     if short_R.any():  # rare
         part = Block(sim_RC[short_R], block.ids[:0], block.candidate_ids, 1, block.num_negatives_R[short_R])
         levels = Roles(kin_above_R=high_R1[short_R, 0], drop_below_R=low_R1[short_R, 0])
-        mended = settle(part, levels, (own_R[:0], own_R[:0]), policy, part.sim_RC, temperature, judged=True)
+        part_t = temperature[short_R] if isinstance(temperature, Tensor) else temperature
+        mended = settle(part, levels, (own_R[:0], own_R[:0]), policy, part.sim_RC, part_t, judged=True)
         sim_RC[short_R], flagged_R[short_R], kept_R[short_R] = part.sim_RC, mended.flagged_R, mended.weight_R
     return Settled(None, flagged_R, kept_R, torch.zeros_like(kept_R))
 

@@ -8,7 +8,9 @@ its block.
     lse_i = log Σ_j w_ij exp(s_ij / t),   p_ij = w_ij exp(s_ij / t − lse_i),   ∂lse_i/∂s_ij = p_ij / t
 
 w_ij is 1 for a kept negative, 0 for one left out, in between for one reweighted. Written by hand because autograd keeps the whole
-matrix several times over.
+matrix several times over. A learned temperature costs a sum per row beside the anchors' gradient, as s is itself a product:
+
+    ∂lse_i/∂t = −s̄_i / t²,   s̄_i = Σ_j p_ij s_ij = a_i · Σ_j p_ij c_j
 
 Dimension key: A anchors, C candidates, D embedding, P own positives, R rows of a block, b samples of a block.
 """
@@ -37,6 +39,7 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, large
 class Rows:
     """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
 
+    `temperature` is a number, or (R,) where each row has its own, and then `mean_sim_R`, the s̄ above, is there too.
     `kin_lse_R`, log Σ exp(s / t) over the kin, is there for objectives that pool them inside the logarithm; `degree_RP` where the pairs
     have degrees."""
 
@@ -48,18 +51,22 @@ class Rows:
     kin_lse_R: Tensor | None
     ids: Tensor
     num_views: int
+    temperature: float | Tensor
+    mean_sim_R: Tensor | None = None
     degree_RP: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective answers: the loss of each row, and its derivative by `lse_R`, `own_RP`, `kin_sum_R` and `kin_lse_R`."""
+    """What an objective answers: the loss of each row, and its derivative by `lse_R`, `own_RP`, `kin_sum_R` and `kin_lse_R`; where the
+    temperature may be learned, also the derivative by it with these four held."""
 
     loss_R: Tensor
     d_lse_R: Tensor
     d_own_RP: Tensor
     d_kin_R: Tensor
     d_kin_lse_R: Tensor | None = None
+    d_temperature_R: Tensor | None = None
     update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -87,10 +94,12 @@ class Scratch:
 
 @dataclass
 class Contrast:
-    """One evaluation of an objective over `Pairs`: run by `loss`, after which `stats` and the updates are there."""
+    """One evaluation of an objective over `Pairs`: run by `loss`, after which `stats` and the updates are there.
+
+    `temperature`: a number; a tensor without dimensions, which receives its gradient; or (A,) of each anchor, which does not."""
 
     pairs: Pairs
-    temperature: float
+    temperature: float | Tensor
     terms: Callable[[Rows], Terms]
     policy: Policy
     detector: Detector | None = None
@@ -106,13 +115,15 @@ class Contrast:
     def loss(self) -> Tensor:
         """Mean over the anchors of all ranks."""
         pairs = self.pairs
+        learned = self.temperature if isinstance(self.temperature, Tensor) and self.temperature.ndim == 0 else None
         own = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)  # einsum would multiply A tiny matrices
-        self.with_gradient = torch.is_grad_enabled() and (own.requires_grad or pairs.candidates.requires_grad)
-        total: Tensor = _Function.apply(pairs.anchors, pairs.candidates, own, self)  # type: ignore[no-untyped-call]
+        inputs = (pairs.anchors, pairs.candidates, own, learned)
+        self.with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        total: Tensor = _Function.apply(*inputs, self)  # type: ignore[no-untyped-call]
         return total if self.sizes is None else distributed.sum_over_ranks(total)
 
     def run(self, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss summed over this rank's anchors and divided by all ranks', and its gradient by the three inputs."""
+        """The loss summed over this rank's anchors and divided by all ranks', and its gradient by the three inputs and the temperature."""
         num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
@@ -120,7 +131,11 @@ class Contrast:
         moving = self.with_gradient and self.pairs.candidates.requires_grad  # a queue or a bank is not
         wanted = ((anchors_AD, self.with_gradient), (candidates_CD, moving), (own_AP, self.with_gradient))
         grad_a, grad_c, grad_own = (torch.zeros_like(x) if needed else x.new_empty(0) for x, needed in wanted)
+        grad_t = total.new_zeros(())
+        one = float(self.temperature) if not isinstance(self.temperature, Tensor) or self.temperature.ndim == 0 else None
+        learned = self.with_gradient and one is not None and isinstance(self.temperature, Tensor)
         for rows, block, own in self._blocks(anchors_AD, candidates_CD):
+            temperature = torch.as_tensor(self.temperature)[rows] if one is None else one
             found = None if self.detector is None else self.detector.find(block)
             levels = (Roles(),) if found is None else found.levels
             if found is not None:
@@ -128,10 +143,11 @@ class Contrast:
             share, proposed = 1.0 / (num_anchors * len(levels)), list[Mapping[str, Tensor]]()
             for level, roles in enumerate(levels):
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
-                settled = settle(block, roles, own, self.policy, sim_RC, self.temperature, self.labels is not None)
+                settled = settle(block, roles, own, self.policy, sim_RC, temperature, self.labels is not None)
                 counts += count(block, settled.kin, own, self.labels, settled.flagged_R)
                 p_RC = self.scratch("shares", len(sim_RC), len(candidates_CD), anchors_AD)
-                lse_R = _softmax(sim_RC, self.temperature, settled.weight_R, out_RC=p_RC)
+                lse_R = _softmax(sim_RC, temperature, settled.weight_R, out_RC=p_RC)
+                mean_RD = p_RC @ candidates_CD if one is None else None
                 pooled = _pooled(settled) if self.policy.pools_kin else None
                 told = Rows(
                     own_AP[rows],
@@ -142,6 +158,8 @@ class Contrast:
                     None if pooled is None else pooled[0],
                     block.ids,
                     block.num_views,
+                    temperature,
+                    None if mean_RD is None else (mean_RD * anchors_AD[rows]).sum(1),
                     None if self.pairs.degree is None else self.pairs.degree[rows],
                 )
                 terms = self.terms(told)
@@ -150,24 +168,29 @@ class Contrast:
                 if not self.with_gradient:
                     continue
                 grad_own[rows] += terms.d_own_RP * share
-                scale_R1 = (terms.d_lse_R * (share / self.temperature)).unsqueeze(1)
+                scale_R1 = (terms.d_lse_R * (share / temperature)).unsqueeze(1)
                 if self.policy.action == "attract" and settled.kin is not None:
                     p_RC *= scale_R1
                     pull_M = (terms.d_kin_R * share)[settled.kin[0]]
                     if pooled is not None and terms.d_kin_lse_R is not None:
-                        pull_M = pull_M + pooled[1] * (terms.d_kin_lse_R * (share / self.temperature))[settled.kin[0]]
+                        pull_M = pull_M + pooled[1] * (terms.d_kin_lse_R * (share / temperature))[settled.kin[0]]
                     p_RC[settled.kin] += pull_M
-                    grad_a[rows] += p_RC @ candidates_CD
+                    block_RD = p_RC @ candidates_CD
                     if moving:
                         grad_c.addmm_(p_RC.T, anchors_AD[rows])
                 else:  # the row's factor is taken out of the matrix
-                    grad_a[rows].addcmul_(p_RC @ candidates_CD, scale_R1)
+                    block_RD = (p_RC @ candidates_CD if mean_RD is None else mean_RD).mul_(scale_R1)
                     if moving:
                         grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
+                grad_a[rows] += block_RD
+                if learned:  # Σ s·∂loss/∂s, less what kin have of it, is −t·∂loss/∂t by way of lse
+                    assert terms.d_temperature_R is not None, f"{self.terms} gives no derivative by the temperature"
+                    by_lse = (block_RD * anchors_AD[rows]).sum() - share * (terms.d_kin_R * settled.kin_sum_R).sum()
+                    grad_t += share * terms.d_temperature_R.sum() - by_lse / temperature
             self.updates.append(proposed)
         similar = measure(anchors_AD, candidates_CD, own_AP, self.pairs, self.labels)
         self.stats = Stats.from_counts(torch.cat((counts, similar)))
-        return total, (grad_a, grad_c, grad_own)
+        return total, (grad_a, grad_c, grad_own, grad_t)
 
     def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, Places]]:
         """Row blocks that never part the views of a sample, with the places where the candidate is the anchor's own. A block is
@@ -199,7 +222,7 @@ class _Function(torch.autograd.Function):
     """Takes the gradient in the forward pass, where the similarities are at hand, and only scales it in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, anchors: Tensor, candidates: Tensor, own: Tensor, contrast: Contrast) -> Tensor:
+    def forward(ctx: Any, anchors: Tensor, candidates: Tensor, own: Tensor, temperature: Tensor | None, contrast: Contrast) -> Tensor:
         total, gradients = contrast.run(anchors, candidates, own)
         ctx.save_for_backward(*gradients)
         return total
@@ -222,9 +245,9 @@ def _pooled(settled: Settled) -> tuple[Tensor, Tensor]:
     return lse_R, (logit_M - lse_R[row_M]).exp()
 
 
-def _softmax(sim_RC: Tensor, temperature: float, weight_R: Tensor, out_RC: Tensor) -> Tensor:
+def _softmax(sim_RC: Tensor, temperature: float | Tensor, weight_R: Tensor, out_RC: Tensor) -> Tensor:
     """Writes the shares of the kept negatives to `out_RC`; (R,) their log-sum-exp at this temperature. 0 and −inf for a row without any."""
-    logits_RC = sim_RC.div_(temperature)
+    logits_RC = sim_RC.div_(temperature.unsqueeze(1) if isinstance(temperature, Tensor) else temperature)
     torch.softmax(logits_RC, 1, out=out_RC)
     # lse = logit − log share at any candidate; the largest of the first few will do, unless its share is too small to be exact.
     share_R, place_R = out_RC[:, :_PROBED].max(1)

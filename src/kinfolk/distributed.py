@@ -57,6 +57,15 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     return total
 
 
+def averaged(parameter: Tensor) -> Tensor:
+    """The same value; its gradient comes back as the average over ranks, so that a parameter outside of DistributedDataParallel stays
+    the same on all of them. Inside of it nothing changes."""
+    if world_size() == 1:
+        return parameter
+    same: Tensor = _Average.apply(parameter)  # type: ignore[no-untyped-call]
+    return same
+
+
 def gather_update(update: Mapping[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
     """Per-sample updates of all ranks, row by row in the order of ranks."""
     return {name: gather_rows(rows.contiguous(), sizes) for name, rows in update.items()}
@@ -89,3 +98,16 @@ class _Sum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * world_size()
+
+
+class _Average(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad / world_size()

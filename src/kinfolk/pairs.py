@@ -28,9 +28,12 @@ class Pairs:
         candidate_ids: (C,) sample id of each candidate.
         num_views: V.
         unit_candidates: whether the candidates are of unit norm for certain, as those of a queue or a bank; spares a copy of them.
+        unit: whether all of them are of unit norm and of one type of at least 32 bits for certain; spares their normalisation.
         groups, candidate_groups: (B,) and (C,), known positives: whatever shares a group is never a negative.
         degree: (A, P) how far each of the own positives is one: 1 is drawn in, 0 is only pushed away, between is the share of the criteria
             that call it positive; below 0 there is none in this place. None: all are 1. For objectives that go by it alone.
+        local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
+            their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
     """
 
     anchors: Tensor
@@ -43,6 +46,8 @@ class Pairs:
     candidate_groups: Tensor | None = None
     unit_candidates: bool = False
     degree: Tensor | None = None
+    unit: bool = False
+    local_candidates: bool = False
 
     def __post_init__(self) -> None:
         num_anchors, num_candidates = len(self.anchors), len(self.candidates)
@@ -63,6 +68,8 @@ class Pairs:
             raise ValueError("`candidates` must hold at least one row; fill a queue before the first loss is taken")
         if (self.groups is None) != (self.candidate_groups is None):
             raise ValueError("`groups` and `candidate_groups` must be given together")
+        if self.local_candidates and num_candidates != num_anchors:
+            raise ValueError(f"`local_candidates` (={num_candidates}) must be as many as `anchors` (={num_anchors} rows)")
         if self.groups is not None and len(self.groups) != len(self.ids):
             raise ValueError(f"`groups` (={len(self.groups)}) must be as many as `ids` (={len(self.ids)})")
         if self.candidate_groups is not None and len(self.candidate_groups) != num_candidates:

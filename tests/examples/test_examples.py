@@ -14,7 +14,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PEERS = {"lightly_loop": "lightly"}
-LOOPS = ["plain_pytorch", "lightning_loop", "lightly_loop", "sentence_embeddings"]
+LOOPS = ["plain_pytorch", "lightning_loop", "lightly_loop", "sentence_embeddings", "image_text"]
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

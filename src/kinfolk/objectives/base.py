@@ -73,6 +73,10 @@ class Objective(nn.Module, ABC):
     def terms(self, rows: Rows) -> Terms:
         """The loss of each row and its derivatives; reads state, writes none."""
 
+    def temperature_of(self, pairs: Pairs) -> float | Tensor:
+        """The temperature, or (A,) that of each anchor. Default: one for all."""
+        return self.temperature
+
     def over_levels(self, updates: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """One proposal from those of a detector's several levels. Default: no state, so the first will do."""
         return updates[0]
@@ -82,21 +86,19 @@ class Objective(nn.Module, ABC):
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
-        if ids is None:
-            if self.addresses or self.labels is not None or (self.detector is not None and self.detector.addresses):
-                raise ValueError("`ids` must be given: state or labels are addressed by sample id")
-            ids = self._numbered(z1)
-        return self.on(two_views(z1, z2, ids))
+        return self.on(two_views(z1, z2, self.numbered(z1) if ids is None else ids))
 
-    def on(self, pairs: Pairs) -> Tensor:
+    def on(self, pairs: Pairs, temperature: Tensor | None = None) -> Tensor:
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
-        anchors themselves (one tensor) are gathered from all ranks, others are taken as they are."""
+        anchors themselves (one tensor) or `local_candidates` are gathered from all ranks, others are taken as they are. `temperature`: a
+        learned one instead of the own, a tensor without dimensions that receives its gradient."""
         if pairs.degree is not None and not self.grades:
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes = self._joined(_normalised(pairs))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else self.labels.to(pairs.ids.device)
-        work = Contrast(pairs, self.temperature, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
+        given = self.temperature_of(pairs) if temperature is None else temperature
+        work = Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
         with torch.autocast(pairs.anchors.device.type, enabled=False):
             loss = work.loss()
         self.stats = work.stats
@@ -115,10 +117,16 @@ class Objective(nn.Module, ABC):
         if self.detector is not None:
             self.detector.set_progress(epoch, num_epochs)
 
-    def _numbered(self, z1: Tensor) -> Tensor:
+    def borrow_memory(self, other: Objective) -> None:
+        """Takes the memory for its blocks from another objective, which is never at work at the same time."""
+        self._scratch = other._scratch
+
+    def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""
-        start = sum(distributed.batch_sizes(len(z1), z1.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
-        return torch.arange(start, start + len(z1), device=z1.device)
+        if self.addresses or self.labels is not None or (self.detector is not None and self.detector.addresses):
+            raise ValueError("`ids` must be given: state or labels are addressed by sample id")
+        start = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
+        return torch.arange(start, start + len(z), device=z.device)
 
     def _sound(self, loss: Tensor) -> bool:
         """Whether the loss is finite on all ranks: a broken step must not outlive itself in the state."""
@@ -136,13 +144,13 @@ class Objective(nn.Module, ABC):
         sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
         if 0 in sizes:
             raise ValueError(f"the ranks' batches (={sizes}) must each hold a sample")
-        if pairs.candidates is not pairs.anchors:
+        if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
             return pairs, sizes
         rows = [size * pairs.num_views for size in sizes]
-        candidates = distributed.gather_with_gradient(pairs.anchors, rows)
+        candidates = distributed.gather_with_gradient(pairs.candidates, rows)
         ids = distributed.gather_rows(pairs.candidate_ids, rows)
         groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
-        return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups), sizes
+        return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, local_candidates=False), sizes
 
     def _write(self, ids: Tensor, work: Contrast, sizes: list[int] | None) -> None:
         if sizes is None and distributed.world_size() > 1:
@@ -178,19 +186,26 @@ class Objective(nn.Module, ABC):
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
-        shown: dict[str, Any] = {**more, "temperature": self.temperature}
-        usual = {"detector": None, "action": "eliminate", "min_negatives": 1, "kin_weight": 0.5, "block_rows": None, "gather": None}
-        shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return call(type(self).__name__, self, **{**more, "temperature": self.temperature})
+
+
+def call(name: str, objective: Objective, **shown: Any) -> str:
+    """A call with the arguments `shown`, and those of every objective that are not the usual ones."""
+    usual = {"detector": None, "action": "eliminate", "min_negatives": 1, "kin_weight": 0.5, "block_rows": None, "gather": None}
+    shown |= {name: getattr(objective, name) for name, value in usual.items() if getattr(objective, name) != value}
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
 def _normalised(pairs: Pairs) -> Pairs:
     """Unit norm, in float32 at least."""
-    anchors = _unit(pairs.anchors)
+    if pairs.unit:
+        return pairs
+    anchors = unit(pairs.anchors)
     held = pairs.unit_candidates and pairs.candidates.dtype == anchors.dtype
-    candidates = anchors if pairs.candidates is pairs.anchors else pairs.candidates if held else _unit(pairs.candidates)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=_unit(pairs.positives))
+    candidates = anchors if pairs.candidates is pairs.anchors else pairs.candidates if held else unit(pairs.candidates)
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives))
 
 
-def _unit(z: Tensor) -> Tensor:
+def unit(z: Tensor) -> Tensor:
+    """The same directions with unit norm, in float32 at least."""
     return F.normalize(z if z.dtype == torch.float64 else z.float(), dim=-1)

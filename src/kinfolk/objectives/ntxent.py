@@ -54,7 +54,7 @@ class NTXent(Objective):
         self.positive_in_denominator = positive_in_denominator
 
     def terms(self, rows: Rows) -> Terms:
-        t = self.temperature
+        t = rows.temperature
         logit_RP = rows.own_RP / t
         attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
         num_positives_R = (logit_RP.shape[1] + attracted_R).to(logit_RP.dtype)
@@ -70,6 +70,7 @@ class NTXent(Objective):
             d_lse_R=torch.exp(rows.lse_R - log_all_R),
             d_own_RP=push_RP + pull_R.unsqueeze(1),
             d_kin_R=pull_R,
+            d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t,
         )
 
     def __repr__(self) -> str:

@@ -1,0 +1,133 @@
+"""What the losses of image and text share: two directions, each with anchors of one tower and candidates of the other.
+
+Balmaseda et al., Discovering Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and
+appendix B.
+
+Dimension key: B batch, D embedding, N data set.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.detectors.base import Detector
+from kinfolk.objectives.base import Objective, unit
+from kinfolk.objectives.learned_temperature import LearnedTemperature
+from kinfolk.pairs import Pairs
+from kinfolk.stats import Stats
+
+Direction = TypeVar("Direction", bound=Objective)
+
+
+class Bimodal(nn.Module, ABC, Generic[Direction]):
+    """Abstract. The mean of two losses: of image anchors against texts, and of text anchors against images.
+
+    The other tower's embedding of the same sample is the positive. What shares the anchor's id or group is never a negative. Everything
+    that is kept per sample (thresholds, moving averages, temperatures) is kept once for each direction. Only embeddings, ids and numbers
+    per sample cross ranks.
+
+    Args:
+        make: makes the loss of one direction from its detector.
+        detector: of the images' direction; the texts' has a copy of it.
+        learned: the temperature, where it is learned: one for both directions.
+    """
+
+    def __init__(
+        self, make: Callable[[Detector | None], Direction], detector: Detector | None, learned: LearnedTemperature | None = None
+    ) -> None:
+        super().__init__()
+        self.image, self.text = make(detector), make(copy.deepcopy(detector))
+        self.text.borrow_memory(self.image)  # the directions take turns
+        self.learned = learned
+
+    def forward(self, image_features: Tensor, text_features: Tensor, ids: Tensor | None = None, group_ids: Tensor | None = None) -> Tensor:
+        """Scalar: the mean over the 2B anchors of all ranks.
+
+        Args:
+            image_features, text_features: (B, D), of any norm; row i of both belongs to one sample.
+            ids: (B,) sample ids. May be left out where nothing is kept or looked up per sample.
+            group_ids: (B,) known positives: samples of one group (captions of one image, equal captions) are never each other's
+                negatives. Below 0: of no group.
+        """
+        _check(image_features, text_features, ids, group_ids)
+        device = image_features.device
+        ids = self.image.numbered(image_features) if ids is None else ids.to(device, torch.int64)
+        keys = ids if group_ids is None else known(ids, group_ids.to(device, torch.int64))
+        temperature = None if self.learned is None else self.learned()
+        images, texts = unit(image_features), unit(text_features)
+
+        def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Tensor:
+            pairs = Pairs(
+                anchors, others, others.unsqueeze(1), ids, ids, groups=keys, candidate_groups=keys, unit=True, local_candidates=True
+            )
+            return objective.on(pairs, temperature)
+
+        return (direction(self.image, images, texts) + direction(self.text, texts, images)) / 2
+
+    @property
+    def objectives(self) -> tuple[Direction, Direction]:
+        """The losses of the two directions: of image anchors, of text anchors."""
+        return self.image, self.text
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last call, of both directions."""
+        return self.image.stats + self.text.stats
+
+    @property
+    def temperature(self) -> float:
+        """t, as it is now."""
+        if self.learned is None:
+            return self.image.temperature
+        return float(torch.exp(-self.learned.logit_scale.detach().float()).clamp(self.learned.lowest, self.learned.highest))
+
+    def temperature_parameters(self) -> list[nn.Parameter]:
+        """What is learned of the temperature, for a parameter group of its own without weight decay; empty where it is not learned."""
+        return [] if self.learned is None else list(self.learned.parameters())
+
+    @property
+    def temperature_lr_factor(self) -> float:
+        """What the learning rate of the temperature is to be multiplied with now. Default: 1."""
+        return 1.0
+
+    def watch(self, labels: Tensor | None) -> None:
+        """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
+        for objective in self.objectives:
+            objective.watch(labels)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
+        for objective in self.objectives:
+            objective.set_progress(epoch, num_epochs)
+
+
+def known(ids: Tensor, group_ids: Tensor) -> Tensor:
+    """(B,) keys that agree for samples of one group, and for a sample of no group only with itself.
+
+    Example:
+        >>> known(torch.tensor([5, 6, 7, 5]), torch.tensor([0, 0, -1, -1]))
+        tensor([ 0,  0, -8, -6])
+    """
+    return torch.where(group_ids >= 0, group_ids, -1 - ids)
+
+
+def _check(image_features: Tensor, text_features: Tensor, ids: Tensor | None, group_ids: Tensor | None) -> None:
+    shape = tuple(image_features.shape)
+    if image_features.ndim != 2 or text_features.shape != image_features.shape:
+        raise ValueError(
+            f"`image_features` (={shape}) and `text_features` (={tuple(text_features.shape)}) must have one shape (batch, embedding): "
+            "row i of both belongs to one sample"
+        )
+    for name, given in (("ids", ids), ("group_ids", group_ids)):
+        if given is None:
+            continue
+        if given.shape != shape[:1]:
+            raise ValueError(f"`{name}` (={tuple(given.shape)}) must have the shape {shape[:1]}: one for each pair of image and text")
+        if given.is_floating_point() or given.dtype == torch.bool:
+            raise ValueError(f"`{name}` (={given.dtype}) must be whole numbers")

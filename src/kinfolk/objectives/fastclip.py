@@ -1,0 +1,116 @@
+"""FastCLIP: Wei et al., FastCLIP: A Suite of Optimization Techniques to Accelerate CLIP Training with Limited Resources, 2024, version 3;
+with GloFND: Balmaseda et al., ICML 2025, section 4.2 and appendix D.2.
+
+Dimension key: N data set.
+"""
+
+from __future__ import annotations
+
+from kinfolk.actions import Action
+from kinfolk.detectors.base import Detector
+from kinfolk.objectives.averaged import check_decay, cosine_gamma
+from kinfolk.objectives.base import call
+from kinfolk.objectives.bimodal import Bimodal
+from kinfolk.objectives.learned_temperature import LearnedTemperature
+from kinfolk.objectives.robust import RobustContrast
+
+_SLOW_BELOW, _SLOW = 0.03, 1 / 3
+
+
+class FastCLIP(Bimodal[RobustContrast]):
+    """The robust global contrastive loss of image and text: moving averages per direction, and a temperature learned by its own rule.
+
+        ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t),   u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i    and so for texts: ĝ_T, u_T
+        value           mean_i( ½ t·log(ε + u_I,i) + ½ t·log(ε + u_T,i) ) + ρ·t
+        gradient        mean_i( ½ t / (ε + u_I,i) · ∇ĝ_I,i + ½ t / (ε + u_T,i) · ∇ĝ_T,i )
+        gradient by t   mean_i( ½ log(ε + u_I,i) + ½ t / (ε + u_I,i) · ∂ĝ_I,i/∂t + … ) + ρ
+
+    Whatever shares the anchor's group, and with `eliminate` or `attract` its kin, is not in ĝ. γ falls from 1 to `gamma` along a cosine in
+    `decay_epochs`, then stays; `set_progress` moves it. The temperature wants a learning rate of its own, which falls to a third while
+    t < 0.03; that is the optimiser's part:
+
+        optimizer = AdamW([{"params": towers}, {"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}])
+        schedule = LambdaLR(optimizer, [towers_schedule, lambda step: loss_fn.temperature_lr_factor])
+
+    With `individual_lr`, every image and every text has a temperature of its own instead (iSogCLR), learned within the loss as the
+    thresholds are: a step with momentum, clipped, within [`min_temperature`, 1]. State: `learned.logit_scale`, the logarithm of 1 / t, or
+    the individual temperatures (`image.temperatures`, `text.temperatures`); u of each direction; and that of the two detectors.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+        temperature: t at the start.
+        rho: ρ; the larger, the lower t settles.
+        gamma: γ at its end.
+        decay_epochs: epochs in which γ falls; None: it is constant.
+        epsilon: ε.
+        min_temperature: t never falls below.
+        individual_lr: the step of individual temperatures; None: one temperature, a parameter.
+        detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`; the detector is copied for the second direction.
+
+    Deviates from the paper in: the mean of the two directions, half of its sum, as the published code has it; individual temperatures,
+    which go by iSogCLR's rule, not by version 2's.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.FastCLIP(num_samples=100, rho=6.5)
+        >>> loss_fn(torch.eye(4), torch.eye(4), torch.arange(4)).backward()
+        >>> round(loss_fn.temperature, 4), loss_fn.temperature_lr_factor
+        (0.07, 1.0)
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        temperature: float = 0.07,
+        rho: float = 6.5,
+        gamma: float = 0.2,
+        decay_epochs: int | None = 18,
+        epsilon: float = 1e-14,
+        min_temperature: float = 0.01,
+        individual_lr: float | None = None,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        block_rows: int | None = None,
+        kin_weight: float = 0.5,
+        gather: bool | None = None,
+    ) -> None:
+        learned = LearnedTemperature(temperature, min_temperature)
+
+        def make(each: Detector | None) -> RobustContrast:
+            return RobustContrast(
+                num_samples,
+                temperature,
+                gamma,
+                rho,
+                epsilon,
+                individual_lr,
+                learned.lowest,
+                learned.highest,
+                each,
+                action,
+                min_negatives,
+                block_rows,
+                kin_weight,
+                gather,
+            )
+
+        super().__init__(make, detector, learned if individual_lr is None else None)
+        self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)
+        self.set_progress(0, 1)
+
+    @property
+    def temperature_lr_factor(self) -> float:
+        """1, or a third while t < 0.03."""
+        return _SLOW if self.temperature < _SLOW_BELOW else 1.0
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.image.gamma = self.text.gamma = cosine_gamma(self.gamma, epoch, self.decay_epochs)
+
+    def __repr__(self) -> str:
+        one = self.image
+        named = ("temperature", "rho", "epsilon", *(() if one.individual_lr is None else ("individual_lr",)))
+        learning = {name: getattr(one, name) for name in named}
+        schedule = {"gamma": self.gamma, "decay_epochs": self.decay_epochs, "min_temperature": one.lowest}
+        return call("FastCLIP", one, num_samples=self.num_samples, **learning, **schedule)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.actions import Action
+from kinfolk.detectors import GloFND
+from kinfolk.objectives import BimodalSogCLR, FastCLIP
+from tests.reference import bimodal
+from tests.scripted import Scripted, same_class
+
+ACTIONS: tuple[Action, ...] = ("eliminate", "attract", "reweight")
+BATCHES = [[0, 1, 2, 3], [2, 3, 4, 5], [9, 0, 4, 2]]
+GROUPS = [7, -1, 7, 7, -1, -1, -1, -1, -1, 3]
+
+
+def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    images, texts = (torch.randn(len(ids), d, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    return images, texts, torch.tensor(ids)
+
+
+@pytest.mark.parametrize("action", [None, *ACTIONS])
+@pytest.mark.parametrize("epsilon", [0.0, 0.2])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_value_gradient_and_state_equal_the_equations(action: Action | None, epsilon: float, grouped: bool) -> None:
+    detector = None if action is None else Scripted(same_class(4))
+    loss_fn = FastCLIP(10, 0.3, 1.5, 0.7, None, epsilon, detector=detector, action=action or "eliminate", kin_weight=0.25).double()
+    factor, (scale,) = {None: 0.0, "reweight": 0.75}.get(action, 1.0), loss_fn.temperature_parameters()
+    u: bimodal.Averages = [{}, {}]
+    for seed, ids in enumerate(BATCHES):
+        images, texts, tensor = batch(seed, ids)
+        groups = torch.tensor([GROUPS[i] for i in ids]) if grouped else None
+        keys = [GROUPS[i] if GROUPS[i] >= 0 else -1 - i for i in ids] if grouped else ids
+
+        def kinship(i: int, j: int, ids: list[int] = ids) -> float:
+            return factor * (ids[i] % 4 == ids[j] % 4)
+
+        value, surrogate, new, _ = bimodal.fastclip(
+            images, texts, ids, keys, u, torch.exp(-scale), 0.7, 1.5, epsilon, kinship, action or "eliminate"
+        )
+        loss = loss_fn(images, texts, tensor, groups)
+        assert loss.item() == pytest.approx(value, rel=1e-6)
+        inputs = (images, texts, scale)
+        for ours, slow in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(surrogate, inputs), strict=True):
+            torch.testing.assert_close(ours, slow)
+        for side, objective in enumerate(loss_fn.objectives):
+            u[side] |= new[side]
+            expected = torch.tensor([u[side].get(i, 0.0) for i in range(10)], dtype=torch.float64)
+            torch.testing.assert_close(objective.u, expected)
+
+
+def test_individual_temperatures_equal_the_rule() -> None:
+    loss_fn = FastCLIP(10, 0.3, 0.4, 0.7, None, 0.1, min_temperature=0.2, individual_lr=0.1).double()
+    assert not loss_fn.temperature_parameters()
+    u: bimodal.Averages = [{}, {}]
+    t, momentum = ([dict.fromkeys(range(10), initial) for _ in range(2)] for initial in (0.3, 0.0))
+    for seed, ids in enumerate(BATCHES):
+        images, texts, tensor = batch(seed, ids)
+        value, surrogate, new, by_t = bimodal.fastclip(images, texts, ids, ids, u, t, 0.7, 0.4, 0.1)
+        loss = loss_fn(images, texts, tensor)
+        assert loss.item() == pytest.approx(value, rel=1e-6)
+        for ours, slow in zip(torch.autograd.grad(loss, (images, texts)), torch.autograd.grad(surrogate, (images, texts)), strict=True):
+            torch.testing.assert_close(ours, slow, rtol=1e-6, atol=1e-8)
+        for side, objective in enumerate(loss_fn.objectives):
+            u[side] |= new[side]
+            for i in ids:
+                momentum[side][i] = 0.5 * momentum[side][i] + 0.5 * min(max(by_t[side][i], -5.0), 5.0)
+                t[side][i] = min(max(t[side][i] - 0.1 * momentum[side][i], 0.2), 1.0)
+            expected = torch.tensor([t[side][i] for i in range(10)], dtype=torch.float64)
+            torch.testing.assert_close(objective.temperatures, expected, rtol=1e-6, atol=1e-8)
+    assert len({round(value, 6) for value in t[0].values()}) > 4
+    assert not torch.equal(loss_fn.image.temperatures, loss_fn.text.temperatures)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_gradcheck_by_features_and_temperature(action: Action) -> None:
+    images, texts, ids = batch(0, [0, 1, 2, 3, 4])
+    loss_fn = FastCLIP(5, 0.4, 2.0, 1.0, None, 0.3, detector=Scripted(same_class(3)), action=action).double().eval()
+
+    def at(scale: Tensor, *features: Tensor) -> Tensor:
+        loss: Tensor = torch.func.functional_call(loss_fn, {"learned.logit_scale": scale}, (*features, ids))
+        return loss
+
+    assert torch.autograd.gradcheck(at, (torch.tensor(0.9, dtype=torch.float64, requires_grad=True), images, texts))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("individual_lr", [None, 0.01])
+def test_the_batch_estimate_without_rho_is_that_of_sogclr(action: Action, individual_lr: float | None) -> None:
+    images, texts, ids = batch(0, [0, 1, 2, 3, 4])
+    kin = Scripted(same_class(3))
+    ours = FastCLIP(5, 0.25, 0.0, 1.0, None, 0.0, individual_lr=individual_lr, detector=kin, action=action).double()
+    base = BimodalSogCLR(5, 0.25, gamma=1.0, detector=kin, action=action).double()
+    for _ in range(1 if individual_lr else 2):
+        a, b = ours(images, texts, ids), base(images, texts, ids)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(torch.autograd.grad(a, images), torch.autograd.grad(b, images), rtol=1e-6, atol=1e-8)
+
+
+def test_the_temperature_settles_where_rho_says() -> None:
+    """At the minimum the mean of KL(shares ‖ uniform) over the anchors is ρ: a larger ρ leads to a lower temperature."""
+    images, texts, ids = batch(0, list(range(40)), 8)
+    found = []
+    for rho in (0.3, 0.9):
+        loss_fn = FastCLIP(40, 0.3, rho, 1.0, None, 0.0)
+        optimizer = torch.optim.Adam([{"params": loss_fn.temperature_parameters(), "lr": 0.05}])
+        for _ in range(80):
+            optimizer.zero_grad()
+            loss_fn(images.detach(), texts.detach(), ids).backward()
+            optimizer.step()
+        t = loss_fn.temperature
+        sim = torch.nn.functional.normalize(images, dim=1) @ torch.nn.functional.normalize(texts, dim=1).T / t
+        divergence = 0.0
+        for logits in (sim, sim.T):
+            log_p = logits.masked_fill(torch.eye(40, dtype=torch.bool), -torch.inf).log_softmax(1)
+            divergence += (log_p.exp() * (log_p + math.log(39)).nan_to_num(neginf=0.0)).sum(1).mean().item() / 2
+        assert divergence == pytest.approx(rho, rel=0.05)
+        found.append(t)
+    assert found[1] < found[0]
+
+
+def test_the_rate_of_the_temperature_falls_to_a_third_below_three_hundredths() -> None:
+    loss_fn = FastCLIP(4, 0.07)
+    (scale,) = loss_fn.temperature_parameters()
+    optimizer = torch.optim.AdamW([{"params": loss_fn.temperature_parameters(), "lr": 2e-4, "weight_decay": 0}])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: loss_fn.temperature_lr_factor)
+    assert schedule.get_last_lr() == [2e-4]
+    with torch.no_grad():
+        scale.fill_(-math.log(0.029))
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == pytest.approx([2e-4 / 3])
+    with torch.no_grad():
+        scale.fill_(-math.log(0.031))
+    assert loss_fn.temperature_lr_factor == 1
+
+
+def test_the_weight_of_the_new_value_falls_by_default() -> None:
+    loss_fn = FastCLIP(4)
+    assert loss_fn.image.gamma == 1
+    loss_fn.set_progress(9, 37)
+    assert loss_fn.text.gamma == pytest.approx(0.6)
+    loss_fn.set_progress(20, 37)
+    assert loss_fn.image.gamma == 0.2
+
+
+@pytest.mark.parametrize("individual_lr", [None, 0.01])
+def test_half_precision_and_low_temperature_stay_finite(individual_lr: float | None) -> None:
+    loss_fn = FastCLIP(4, 0.01, decay_epochs=None, individual_lr=individual_lr, detector=GloFND(4, alpha=0.3, init="quantile")).bfloat16()
+    images, texts, ids = batch(0, [0, 1, 2, 3])
+    for _ in range(3):
+        loss = loss_fn(images.bfloat16(), texts.bfloat16(), ids)
+        loss.backward()
+        assert loss.isfinite()
+    assert images.grad is not None
+    assert images.grad.isfinite().all()
+    assert all(value.isfinite().all() for value in loss_fn.state_dict().values())
+
+
+@pytest.mark.parametrize("individual_lr", [None, 0.01])
+def test_evaluation_writes_nothing_and_a_saved_state_goes_on(individual_lr: float | None) -> None:
+    data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
+    whole, first, second = (FastCLIP(10, individual_lr=individual_lr, detector=GloFND(10, alpha=0.3)) for _ in range(3))
+    expected = [whole(*b).item() for b in data]
+    first(*data[0])
+    second.load_state_dict(first.state_dict())
+    assert [second(*b).item() for b in data[1:]] == expected[1:]
+    before = copy.deepcopy(second.state_dict())
+    second.eval()(*data[0])
+    assert all(torch.equal(before[key], value) for key, value in second.state_dict().items())
+
+
+@pytest.mark.parametrize("individual_lr", [None, 0.01])
+def test_a_batch_without_negatives_leaves_the_averages_alone(individual_lr: float | None) -> None:
+    loss_fn = FastCLIP(4, 0.1, individual_lr=individual_lr)
+    images, texts, ids = batch(0, [0, 1, 2])
+    loss = loss_fn(images, texts, ids, torch.zeros_like(ids))
+    pull = torch.nn.functional.cosine_similarity(images, texts).mean()
+    assert loss.item() == pytest.approx(0.65 - pull.item())
+    assert not loss_fn.image.store.seen.any()
+    assert (loss_fn.text.temperatures == 0.1).all()
+
+
+def test_bad_input_and_repr() -> None:
+    with pytest.raises(ValueError, match=r"`individual_lr` \(=0\) must be above 0"):
+        FastCLIP(4, individual_lr=0)
+    with pytest.raises(ValueError, match=r"`epsilon` \(=-1\) must be at least 0"):
+        FastCLIP(4, epsilon=-1)
+    with pytest.raises(ValueError, match=r"`gamma` \(=0\) must be in \(0, 1\]"):
+        FastCLIP(4, gamma=0)
+    with pytest.raises(ValueError, match=r"`min_temperature` \(=0\) must be above 0"):
+        FastCLIP(4, min_temperature=0)
+    shown = "FastCLIP(num_samples=4, temperature=0.07, rho=6.5, epsilon=1e-14, gamma=0.2, decay_epochs=18, min_temperature=0.01)"
+    assert repr(FastCLIP(4)) == shown
