@@ -80,3 +80,7 @@ class ToyPair(ImageText):
         action: Action = "eliminate",
     ) -> None:
         super().__init__(encoder, head, text_encoder, text_head, PairLoss(temperature, detector, action), known_groups)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"temperature": self.objective.temperature}

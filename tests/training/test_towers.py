@@ -36,6 +36,7 @@ def test_from_a_table_to_recall(tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "d", 32)
     run = run_on(data, tmp_path / "run", epochs=6)
     assert run.tokenizer.is_file()
+    assert [row["temperature"] for row in run.epochs()] == [0.1] * 6
     samples = Samples.read(run.samples)
     assert samples.group_ids is not None
     assert samples.group_ids[0] == samples.group_ids[1] == 0

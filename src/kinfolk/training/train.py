@@ -135,7 +135,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             config,
             run,
             0 if state is None else state["step"],
-            [knn, ClusterQuality(images), refresh],
+            [knn, ClusterQuality(images), refresh, _figures],
             refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
             console,
@@ -148,6 +148,10 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         rows = run.epochs()
         LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
     return run
+
+
+def _figures(module: TrainingModule, epoch: int) -> dict[str, float]:
+    return module.framework.figures
 
 
 def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
