@@ -38,7 +38,7 @@ def main() -> None:
     for epoch in range(num_epochs):
         loss_fn.set_progress(epoch, num_epochs)
         total = 0.0
-        for ids in torch.randperm(num_samples).split(batch_size):
+        for ids in torch.split(torch.randperm(num_samples), batch_size):
             images, texts = image_tower(pictures[ids] + 0.1 * torch.randn(len(ids), 48)), text_tower(captions[ids])
             loss = loss_fn(images, texts, ids, group_ids[ids])
             optimizer.zero_grad()
