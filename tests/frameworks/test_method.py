@@ -77,16 +77,18 @@ def test_every_composition_trains(name: str) -> None:
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU())
     method = parse(name)
-    context = Context(NUM_SAMPLES, torch.arange(NUM_SAMPLES) % 3)
+    text = (nn.EmbeddingBag(30, 16), nn.Linear(16, 8))
+    context = Context(NUM_SAMPLES, torch.arange(NUM_SAMPLES) % 3, text)
     arguments = {"temperature": 0.5, **SMALL.get(method.framework, {})}
     framework = build(method, encoder, nn.Linear(16, 8), context, arguments, REQUIRED.get(method.detector or "", {}))
     trained = [p for p in framework.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1)
     views, ids = torch.randn(framework.num_views, 12, 3, 2, 2), torch.arange(12) * 2
+    texts = {"tokens": torch.randint(30, (12, 5)), "groups": torch.arange(12) // 2} if "text" in framework.modalities else {}
     losses = []
     for _ in range(10):
         optimizer.zero_grad()
-        loss = framework(views, ids)
+        loss = framework(views, ids, **texts)
         loss.backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in trained)
         optimizer.step()

@@ -1,20 +1,12 @@
-"""Pictures with captions for the tests, and a framework that learns from them with a loss of a few lines."""
+"""Pictures with captions for the tests, and settings of a small training on them."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from PIL import Image
-from torch import Tensor, nn
-
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
-from kinfolk.frameworks.image_text import ImageText
-from kinfolk.objectives import NTXent
-from kinfolk.pairs import Pairs
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 220, 30), "blue": (30, 30, 220), "white": (230, 230, 230)}
 SMALL = {
@@ -52,35 +44,3 @@ def write_pairs(root: Path, count: int, captions: int = 2) -> Path:
     with open(root / "pairs.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("image", "caption", "split"), *rows])
     return root / "pairs.csv"
-
-
-class PairLoss(NTXent):
-    """Both directions, in one process."""
-
-    def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
-        assert ids is not None
-        one, other = (Pairs(a, b, b.unsqueeze(1), ids, ids, 1, groups, groups) for a, b in ((z1, z2), (z2, z1)))
-        return (self.on(one) + self.on(other)) / 2
-
-
-class ToyPair(ImageText):
-    """Two towers with a constant temperature."""
-
-    paper: ClassVar[str] = "none"
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        text_encoder: nn.Module,
-        text_head: nn.Module,
-        temperature: float = 0.1,
-        known_groups: bool = True,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-    ) -> None:
-        super().__init__(encoder, head, text_encoder, text_head, PairLoss(temperature, detector, action), known_groups)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        return {"temperature": self.objective.temperature}

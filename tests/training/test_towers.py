@@ -13,22 +13,17 @@ from torch import Tensor
 from kinfolk.cli import main
 from kinfolk.data.samples import Samples
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.frameworks import FRAMEWORKS
+from kinfolk.frameworks import CLIP
 from kinfolk.models import read_state
 from kinfolk.training.assemble import build_framework
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.opened import open_run
 from kinfolk.training.train import train
-from tests.training.pairs_of import SMALL, ToyPair, write_pairs
-
-
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FRAMEWORKS, "toy-pair", ToyPair)
+from tests.training.pairs_of import SMALL, write_pairs
 
 
 def run_on(data: Path | None, out: Path, epochs: int = 2, resume: bool = False, **more: Any) -> Any:
-    given: dict[str, Any] = {} if resume else {"method": "toy-pair", "epochs": epochs, "batch_size": 12, "settings": {**SMALL, **more}}
+    given: dict[str, Any] = {} if resume else {"method": "clip", "epochs": epochs, "batch_size": 12, "settings": {**SMALL, **more}}
     return train(data, out, progress=False, resume=resume, **given)
 
 
@@ -36,7 +31,9 @@ def test_from_a_table_to_recall(tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "d", 32)
     run = run_on(data, tmp_path / "run", epochs=6)
     assert run.tokenizer.is_file()
-    assert [row["temperature"] for row in run.epochs()] == [0.1] * 6
+    temperatures = [row["temperature"] for row in run.epochs()]
+    assert len(set(temperatures)) == 6
+    assert all(0.01 <= temperature < 0.2 for temperature in temperatures)
     samples = Samples.read(run.samples)
     assert samples.group_ids is not None
     assert samples.group_ids[0] == samples.group_ids[1] == 0
@@ -52,18 +49,18 @@ def test_from_a_table_to_recall(tmp_path: Path) -> None:
 def test_resumed_is_uninterrupted_and_trains_no_tokenizer_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_pairs(tmp_path / "d", 20)
     whole = run_on(data, tmp_path / "whole")
-    forward, calls = ToyPair.forward, []
+    forward, calls = CLIP.forward, []
 
-    def stumbling(self: ToyPair, *args: Any, **more: Any) -> Tensor:
+    def stumbling(self: CLIP, *args: Any, **more: Any) -> Tensor:
         calls.append(1)
         if len(calls) == 4:
             raise RuntimeError("power cut")
         return forward(self, *args, **more)
 
-    monkeypatch.setattr(ToyPair, "forward", stumbling)
+    monkeypatch.setattr(CLIP, "forward", stumbling)
     with pytest.raises(RuntimeError, match="power cut"):
         run_on(data, tmp_path / "cut")
-    monkeypatch.setattr(ToyPair, "forward", forward)
+    monkeypatch.setattr(CLIP, "forward", forward)
     monkeypatch.setattr("kinfolk.training.towers.train_tokenizer", None)
     resumed = run_on(None, tmp_path / "cut", resume=True)
     one, other = (read_state(run.path / "towers.safetensors") for run in (whole, resumed))

@@ -1,6 +1,7 @@
 """Where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SogCLRCLIP
 from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
 from kinfolk.frameworks.la import LA
@@ -23,7 +24,26 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "nnclr": NNCLR,
     "rcl": RCL,
     "spcl": SPCL,
+    "clip": CLIP,
+    "sogclr-clip": SogCLRCLIP,
+    "fastclip": FastCLIPFramework,
 }
 """The names of the method grammar."""
 
-__all__ = ["CMC", "FRAMEWORKS", "IR", "LA", "NNCLR", "PCL", "RCL", "SPCL", "Framework", "MoCo", "SimCLR", "SogCLRFramework"]
+__all__ = [
+    "CLIP",
+    "CMC",
+    "FRAMEWORKS",
+    "IR",
+    "LA",
+    "NNCLR",
+    "PCL",
+    "RCL",
+    "SPCL",
+    "FastCLIPFramework",
+    "Framework",
+    "MoCo",
+    "SimCLR",
+    "SogCLRCLIP",
+    "SogCLRFramework",
+]

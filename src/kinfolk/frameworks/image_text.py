@@ -6,13 +6,13 @@ Dimension key: V views, B batch, T tokens, D embedding.
 from __future__ import annotations
 
 from abc import ABC
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.frameworks.base import Framework
-from kinfolk.objectives import Objective
+from kinfolk.objectives import Bimodal, Objective
 
 
 class ImageText(Framework, ABC):
@@ -29,10 +29,27 @@ class ImageText(Framework, ABC):
     num_views: ClassVar[int] = 1
 
     def __init__(
-        self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Objective, known_groups: bool
+        self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Bimodal[Any], known_groups: bool
     ) -> None:
-        super().__init__(encoder, head, loss)
+        super().__init__(encoder, head, loss)  # type: ignore[arg-type]  # of two objectives, see `objectives`
         self.text_encoder, self.text_head, self.known_groups = text_encoder, text_head, known_groups
+
+    @property
+    def loss(self) -> Bimodal[Any]:
+        """The loss of both directions."""
+        loss: Bimodal[Any] = self.objective  # type: ignore[assignment]
+        return loss
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.loss.objectives
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {"temperature": self.loss.temperature}
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        self.loss.set_progress(epoch, num_epochs)
 
     def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""
@@ -40,7 +57,7 @@ class ImageText(Framework, ABC):
             raise ValueError("`tokens` must be given: a caption for each sample")
         image_BD = self.head(self.encoder(views[0]))
         text_BD = self.text_head(self.text_encoder(tokens))
-        loss: Tensor = self.objective(image_BD, text_BD, ids, groups if self.known_groups else None)
+        loss: Tensor = self.loss(image_BD, text_BD, ids, groups if self.known_groups else None)
         return loss
 
     def embed_text(self, tokens: Tensor) -> Tensor:
