@@ -13,6 +13,7 @@ from PIL import Image
 from kinfolk.errors import UsageError
 from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
 from kinfolk.training.train import train
+from tests.training.pairs_of import write_pairs
 
 SMALL = {"framework.queue_size": 6, "framework.warmup_epochs": 0, "framework.num_clusters": [2, 3], "detector.num_clusters": [2, 3]}
 """What takes the place of a recipe's own for 24 pictures."""
@@ -43,13 +44,17 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     x, y = random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8), np.arange(24) % 3
     recipe = load_recipe(name)
     data = tmp_path / ("pictures" if recipe.data.labels_from_folders else "pictures.npz")
-    if recipe.data.labels_from_folders:
+    if "clip" in recipe.method:
+        data = write_pairs(tmp_path / "captions", 32, captions=1)
+    elif recipe.data.labels_from_folders:
         for i in range(24):
             (data / "train" / f"class {y[i]}").mkdir(parents=True, exist_ok=True)
             Image.fromarray(x[i]).save(data / "train" / f"class {y[i]}" / f"{i}.png")
     else:
         np.savez(data, x_train=x, y_train=y)
     settings: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "views.size": 16, "optimizer.warmup_epochs": 1}
+    if "clip" in recipe.method:
+        settings |= {"text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 12}
     if "start_epoch" in recipe.detector:
         settings["detector.start_epoch"] = 0
     if "num_clusters" in recipe.detector and "schedule" in recipe.detector:
