@@ -51,7 +51,7 @@ class Averaged(Objective):
         gather: bool | None,
         more: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, kin_weight, block_rows, gather)
+        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
         if not 0 < gamma <= 1:
             raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
         self.num_samples, self.gamma = num_samples, gamma

@@ -44,12 +44,12 @@ class Objective(nn.Module, ABC):
     def __init__(
         self,
         temperature: float,
-        detector: Detector | None,
-        action: Action,
-        min_negatives: int,
-        kin_weight: float,
-        block_rows: int | None,
-        gather: bool | None,
+        detector: Detector | None = None,
+        action: Action = "eliminate",
+        min_negatives: int = 1,
+        block_rows: int | None = None,
+        kin_weight: float = 0.5,
+        gather: bool | None = None,
     ) -> None:
         super().__init__()
         if not temperature > 0:
@@ -177,12 +177,8 @@ class Objective(nn.Module, ABC):
                 mean /= distributed.world_size()
             detector.hear("loss", float(mean))
         if detector.collects:
-            ids, anchors = pairs.ids, pairs.anchors.detach()
-            if distributed.world_size() > 1:
-                sizes = distributed.batch_sizes(len(ids), ids.device) if sizes is None else sizes
-                anchors = distributed.gather_rows(anchors.contiguous(), [size * pairs.num_views for size in sizes])
-                ids = distributed.gather_rows(ids, sizes)
-            detector.collect(ids, anchors)
+            ids, anchors = distributed.joined(pairs.ids, pairs.anchors.reshape(len(pairs.ids), pairs.num_views, -1))
+            detector.collect(ids, anchors.flatten(0, 1))
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""

@@ -50,7 +50,7 @@ class LocalAggregation(Objective):
         kin_weight: float = 0.5,
         gather: bool | None = None,
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, kin_weight, block_rows, gather)
+        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
 
     def terms(self, rows: Rows) -> Terms:
         t = self.temperature

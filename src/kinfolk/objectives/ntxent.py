@@ -50,7 +50,7 @@ class NTXent(Objective):
         gather: bool | None = None,
         positive_in_denominator: bool = True,
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, kin_weight, block_rows, gather)
+        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
         self.positive_in_denominator = positive_in_denominator
 
     def terms(self, rows: Rows) -> Terms:

@@ -9,9 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Objective
 
 
@@ -40,18 +38,6 @@ class RelativeContrast(Objective):
 
     attracted_stay: ClassVar[bool] = True
     grades: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        temperature: float,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
-    ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, kin_weight, block_rows, gather)
 
     def terms(self, rows: Rows) -> Terms:
         t = self.temperature
