@@ -18,8 +18,7 @@ from importlib import import_module
 
 import torch
 import torch.nn.functional as F
-from losses import memory
-from timing import interleaved, median, verdict
+from timing import interleaved, median, memory, verdict
 from torch import Tensor, nn
 
 import kinfolk as kf

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved, median, verdict
+from timing import interleaved, median, memory, verdict
 from torch import Tensor
 
 import kinfolk as kf
@@ -103,12 +103,6 @@ def compare(batch: int, repetitions: int) -> None:
         said = "" if wanted is None else verdict(ratio, wanted)
         spread = f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}"
         print(f"{name:26}{median(values) * 1e3:10.1f} ms  {spread:>20}   NTXent + GloFND takes {ratio:5.2f}×  {said}")
-
-
-def memory(name: str) -> int:
-    """kB of the process, from Linux: VmRSS now, VmHWM at most so far."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0])
 
 
 def peak_memory(batch: int) -> float:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timing import interleaved, median, verdict
+from timing import memory as process_memory
 from torch import Tensor
 
 import kinfolk as kf
@@ -150,12 +151,6 @@ def step(steps: int, filling: int = 18) -> None:
         print(f"  moco {base * 1e3:7.1f} ms   {method:18} {overhead:+5.1f} %   {said}")
 
 
-def status(name: str) -> int:
-    """kB of the process, from Linux: VmRSS now, VmHWM at most so far."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0])
-
-
 def peak(rows: int, detector: str) -> float:
     """MB that one call adds at its peak."""
     pairs, _ = queue_pairs()
@@ -165,9 +160,9 @@ def peak(rows: int, detector: str) -> float:
     first.backward()  # loads what torch loads at the first call
     objective = NTXent(TEMPERATURE, made[detector], block_rows=rows)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    before = status("VmRSS")
+    before = process_memory("VmRSS")
     objective.on(pairs).backward()  # type: ignore[no-untyped-call]
-    return (status("VmHWM") - before) / 1024
+    return (process_memory("VmHWM") - before) / 1024
 
 
 def memory() -> None:

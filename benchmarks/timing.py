@@ -1,10 +1,11 @@
-"""Interleaved timing, so that a noisy machine is noisy for all that is compared."""
+"""Interleaved timing, so that a noisy machine is noisy for all that is compared; and the memory of the process."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 
 def interleaved(runs: Mapping[str, Callable[[], object]], repetitions: int, seconds: float = 0.0) -> dict[str, list[float]]:
@@ -28,3 +29,9 @@ def median(values: list[float]) -> float:
 
 def verdict(ratio: float, wanted: float) -> str:
     return f"wanted ≤ {wanted:g}: {'reached' if ratio <= wanted else 'MISSED'}"
+
+
+def memory(name: str) -> int:
+    """kB of the process, from Linux: VmRSS now, VmHWM at most so far."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0])
