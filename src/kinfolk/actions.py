@@ -18,8 +18,6 @@ from kinfolk.pairs import Block, Places, Roles
 
 Action = Literal["eliminate", "attract", "reweight"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
-_CACHED = 1 << 19
-"""Entries that, with two masks of them, stay in the cache of a core."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +109,16 @@ def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, tempe
     own_R = (low_R1.squeeze(1) == -torch.inf) * (num_candidates - block.num_negatives_R)  # such a level keeps the own ones
     flagged_R, kept_R = torch.zeros_like(none_R), torch.zeros_like(none_R)
     short_R = torch.zeros(num_rows, dtype=torch.bool, device=sim_RC.device)
-    step = max(1, _CACHED // num_candidates) if sim_RC.device.type == "cpu" else num_rows
-    room = 2 * min(step, num_rows) * num_candidates
-    spare = sim_RC.new_empty(room) if block.spare_RC is None or block.spare_RC.numel() < room else block.spare_RC.view(-1)[:room]
-    for first in range(0, num_rows, step):
-        rows = slice(first, min(first + step, num_rows))
-        close_RC, kept_RC = spare.view(2, -1, num_candidates)[:, : rows.stop - first]
-        torch.ge(sim_RC[rows], low_R1[rows], out=kept_RC)
-        if roles.kin_above_R is not None:
-            flagged_R[rows] = torch.gt(sim_RC[rows], high_R1[rows], out=close_RC).sum(1)
-            kept_RC.sub_(close_RC)
-        kept_R[rows] = kept_RC.sum(1) - own_R[rows]
+    for rows, (kept_RC, close_RC) in block.parts(2):
+        if roles.drop_below_R is None:
+            kept_R[rows] = torch.le(sim_RC[rows], high_R1[rows], out=kept_RC).sum(1) - own_R[rows]
+            flagged_R[rows] = block.num_negatives_R[rows] - kept_R[rows]
+        else:
+            torch.ge(sim_RC[rows], low_R1[rows], out=kept_RC)
+            if roles.kin_above_R is not None:
+                flagged_R[rows] = torch.gt(sim_RC[rows], high_R1[rows], out=close_RC).sum(1)
+                kept_RC.sub_(close_RC)
+            kept_R[rows] = kept_RC.sum(1) - own_R[rows]
         short_R[rows] = (kept_R[rows] < policy.min_negatives) & (block.num_negatives_R[rows] > kept_R[rows])
         if short_R[rows].any():
             kept_RC[short_R[rows]] = 1.0

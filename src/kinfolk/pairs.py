@@ -6,10 +6,14 @@ R rows of a block, M matches.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_CACHED = 1 << 19
+"""Entries that, with two masks of them, stay in the cache of a core."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,16 @@ class Block:
     def row_ids(self) -> Tensor:
         """(R,) sample id of each row."""
         return self.ids.repeat_interleave(self.num_views)
+
+    def parts(self, number: int) -> Iterator[tuple[slice, Tensor]]:
+        """Some rows at a time, as many as stay in the cache of a core with what is made of them, and `number` spare matrices of that size."""
+        num_rows, num_candidates = self.sim_RC.shape
+        step = min(num_rows, max(1, _CACHED // num_candidates)) if self.sim_RC.device.type == "cpu" else num_rows
+        room = number * step * num_candidates
+        spare = self.sim_RC.new_empty(room) if self.spare_RC is None or self.spare_RC.numel() < room else self.spare_RC.view(-1)[:room]
+        for first in range(0, num_rows, step):
+            rows = slice(first, min(first + step, num_rows))
+            yield rows, spare.view(number, step, num_candidates)[:, : rows.stop - first]
 
     def over_views(self, values_R: Tensor) -> Tensor:
         """(b,) mean of a per-row quantity over the views of each sample."""

@@ -3,39 +3,43 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.detectors.peaks import Peaks
+from kinfolk.detectors.peaks import peaks, places_above
+from kinfolk.pairs import Block
 
 LEVEL, SCALE = torch.linspace(-0.9, 0.9, 6), torch.linspace(0.01, 0.5, 6)
 
 
-def similarities(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def block_of(dtype: torch.dtype, spare: bool) -> Block:
     sim = (torch.rand(6, 700, generator=torch.Generator().manual_seed(0)) * 2 - 1).to(dtype)
     sim[:, :3] = -torch.inf
-    return sim
+    ids = torch.arange(700)
+    return Block(sim, ids[:6], ids, 1, torch.full((6,), 697), torch.empty_like(sim) if spare else None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_number_and_height_equal_a_pass_over_all(dtype: torch.dtype) -> None:
-    sim = similarities(dtype)
-    peaks = Peaks.above(sim, LEVEL - 0.2)
-    excess = sim.double() - LEVEL.double().unsqueeze(1)
-    number, height = peaks.measure(LEVEL, SCALE)
+@pytest.mark.parametrize("cached", [1 << 19, 2 * 700, 1], ids=["whole", "pairs of rows", "row by row"])
+@pytest.mark.parametrize("spare", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_number_and_height_equal_a_pass_over_all(dtype: torch.dtype, spare: bool, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfolk.pairs._CACHED", cached)
+    block = block_of(dtype, spare)
+    before = block.sim_RC.clone()
+    number, height = peaks(block, LEVEL, SCALE)
+    excess = before.double() - LEVEL.double().unsqueeze(1)
     assert number.tolist() == (excess > 0).sum(1).tolist()
     want = (excess.clamp(min=0) / SCALE.unsqueeze(1)).clamp(max=1).sum(1)
-    assert height.tolist() == pytest.approx(want.tolist(), rel=2e-3, abs=1e-2)
+    assert height.tolist() == pytest.approx(want.tolist(), rel=1e-5)
+    assert torch.equal(block.sim_RC, before)
 
 
-@pytest.mark.parametrize("shift", [0.3, 0.0, -0.1, -0.5])
+def test_nothing_is_above_a_level_of_one() -> None:
+    number, height = peaks(block_of(torch.float32, True), torch.ones(6), SCALE)
+    assert number.tolist() == height.tolist() == [0.0] * 6
+
+
 @pytest.mark.parametrize("candidates", [700, 699, 5, 4, 1])
-def test_places_are_those_above_whether_the_level_is_over_or_under_the_floor(shift: float, candidates: int) -> None:
-    sim = similarities()[:, -candidates:]
-    level = LEVEL + shift * torch.tensor([1.0, 0.0, 1.0, -1.0, 1.0, 1.0])
-    rows, cols = Peaks.above(sim, LEVEL - 0.2).places(level)
+@pytest.mark.parametrize("level", [LEVEL, torch.full((6,), torch.inf), torch.full((6,), -2.0)], ids=["some", "none", "all"])
+def test_places_are_those_above(candidates: int, level: torch.Tensor) -> None:
+    sim = block_of(torch.float32, False).sim_RC[:, -candidates:]
     found = torch.zeros_like(sim, dtype=torch.int64)
-    found.index_put_((rows, cols), torch.tensor(1), accumulate=True)
+    found.index_put_(places_above(sim, level), torch.tensor(1), accumulate=True)
     assert torch.equal(found, (sim > level.unsqueeze(1)).long())
-
-
-def test_nothing_is_above_an_infinite_level() -> None:
-    rows, _ = Peaks.above(similarities(), LEVEL).places(torch.full((6,), torch.inf))
-    assert len(rows) == 0

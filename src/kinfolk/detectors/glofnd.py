@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.peaks import Peaks
 from kinfolk.detectors.quantile import State, Visit, followed
 from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule
 from kinfolk.pairs import Block, Roles
@@ -97,10 +96,8 @@ class GloFND(Detector):
         if self.shared:
             update = {name: rows.expand(len(block.ids)) for name, rows in self._settled.items()}
             return Found((self._kin(block, update["threshold"]),), update)
-        moved = self._drifted(state)
-        peaks = self.rule.peaks(block, moved)
-        update = self._learned(block, state, moved, peaks)
-        return Found((self._kin(block, update["threshold"], peaks),), update)
+        update = self._learned(block, state, self._drifted(state))
+        return Found((self._kin(block, update["threshold"]),), update)
 
     @torch.no_grad()
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
@@ -111,11 +108,9 @@ class GloFND(Detector):
         if self.drift is not None:
             self.drift.copy_(followed(self.drift.double(), update["expected"].double().sum(), update["found"].double().sum()))
 
-    def _kin(self, block: Block, level_b: Tensor, peaks: Peaks | None = None) -> Roles:
+    def _kin(self, block: Block, level_b: Tensor) -> Roles:
         """Who is above the level. A level of 1 flags nobody, although rounding makes similarities of 1.0000001."""
-        level_R = level_b.masked_fill(level_b >= 1, torch.inf).repeat_interleave(block.num_views)
-        peaks = Peaks.above(block.sim_RC, level_R) if peaks is None else peaks
-        return Roles(kin=peaks.places(level_R))
+        return Roles(kin_above_R=level_b.masked_fill(level_b >= 1, torch.inf).repeat_interleave(block.num_views))
 
     def _drifted(self, state: State) -> State:
         """The thresholds moved by what all samples have in common, before anything is measured."""
@@ -124,9 +119,9 @@ class GloFND(Detector):
         shift = torch.where(state["evidence"] > 0, self.drift * state["scale"], 0.0)
         return {**state, "threshold": (state["threshold"] + shift).clamp(-1, 1)}
 
-    def _learned(self, block: Block, state: State, moved: State, peaks: Peaks) -> State:
+    def _learned(self, block: Block, state: State, moved: State) -> State:
         """What this visit proposes for the samples' state, and for the drift how many were expected and found above."""
-        visit, fresh = self.rule.measure(block, moved, peaks), self.rule.fresh(state)
+        visit, fresh = self.rule.measure(block, moved), self.rule.fresh(state)
         new = self.rule.step(moved, visit)
         if fresh.any():
             first = self.rule.start(state, visit, self.rule.own_quantile(block, fresh))

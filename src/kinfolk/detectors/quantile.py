@@ -29,7 +29,6 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 EVIDENCE, TRUST = 32.0, 0.25
-REACH = 0.35  # of the scale: the farthest a supported threshold falls in one visit, −log(1 − TRUST) times the scale's growth
 _WINDOW, _RATE, _LEAK, _FASTEST = 1000.0, 0.2, 0.2, 2.0
 _CUT = 1 - math.exp(-1)  # mean of min(x, 1) for x exponential of scale 1
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.order import Cut, cut
-from kinfolk.detectors.peaks import Peaks
+from kinfolk.detectors.peaks import places_above
 from kinfolk.pairs import Block, Places
 
 
@@ -28,7 +28,7 @@ class Shape:
         """What is too close."""
         if self.roof_R is None:
             return None
-        places = Peaks.above(block.sim_RC, self.roof_R).places(self.roof_R)
+        places = places_above(block.sim_RC, self.roof_R)
         return places if self.spared is None else _without(places, self.spared, block.sim_RC.shape[1])
 
     def inside(self, block: Block) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import quantile
-from kinfolk.detectors.peaks import Peaks
+from kinfolk.detectors.peaks import peaks
 from kinfolk.detectors.quantile import State, Visit
 from kinfolk.pairs import Block
 
@@ -54,19 +54,13 @@ class ThresholdRule:
         """(b,) whose first visit this is, where the first visit only sets the threshold."""
         return (state["visits"] == 0) & (self.init == "quantile")
 
-    def peaks(self, block: Block, state: State) -> Peaks:
-        """The similarities above the thresholds in `state`, or a little below, where a step down will mostly end."""
-        reach = quantile.REACH * state["scale"] if self.name == "tracking" else 0.0
-        return Peaks.above(block.sim_RC, (state["threshold"] - reach).repeat_interleave(block.num_views))
-
-    def measure(self, block: Block, state: State, peaks: Peaks | None = None) -> Visit:
-        """What this block says of the thresholds in `state`; `peaks`, where they are at hand, are those of `state`."""
-        peaks = self.peaks(block, state) if peaks is None else peaks
+    def measure(self, block: Block, state: State) -> Visit:
+        """What this block says of the thresholds in `state`."""
         level_R = state["threshold"].repeat_interleave(block.num_views)
         n_R = block.num_negatives_R.to(level_R.dtype)
         per_R = 1 / n_R.clamp(min=1)
         scale_R = state["scale"].repeat_interleave(block.num_views) if self.name == "tracking" else torch.ones_like(level_R)
-        number_R, height_R = (rows.to(per_R.dtype) for rows in peaks.measure(level_R, scale_R))
+        number_R, height_R = (rows.to(per_R.dtype) for rows in peaks(block, level_R, scale_R))
         return Visit(*(block.over_views(rows) for rows in (number_R * per_R, height_R * per_R, n_R)))
 
     def own_quantile(self, block: Block, wanted_b: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class Objective(nn.Module, ABC):
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
-        return self.on(two_views(z1, z2, self.numbered(z1) if ids is None else ids))
+        ids = self.numbered(z1) if ids is None else ids
+        return self.on(replace(two_views(unit(z1), unit(z2), ids), unit=True))
 
     def on(self, pairs: Pairs, temperature: Tensor | None = None) -> Tensor:
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
