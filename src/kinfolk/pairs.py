@@ -101,7 +101,7 @@ class Block:
         return self.ids.repeat_interleave(self.num_views)
 
     def parts(self, number: int) -> Iterator[tuple[slice, Tensor]]:
-        """Some rows at a time, as many as stay in the cache of a core with what is made of them, and `number` spare matrices of that size."""
+        """Some rows at a time, as many as stay in the cache of a core, and `number` spare matrices of their size."""
         num_rows, num_candidates = self.sim_RC.shape
         step = min(num_rows, max(1, _CACHED // num_candidates)) if self.sim_RC.device.type == "cpu" else num_rows
         room = number * step * num_candidates
