@@ -1,9 +1,11 @@
 """Methods × seeds on an array file: nearest neighbours, linear probe, false negatives found, time; mean ± deviation, test against the base.
 
     .venv/bin/python benchmarks/study.py STUDY.yaml --data FILE.npz [--limit 8000] [--seeds 0 1 2] [--only METHOD …] [--out runs/study]
+    .venv/bin/python benchmarks/study.py STUDY.yaml --data TRAIN.csv --test TEST.csv …
 
 A study is a document: a recipe to start from, settings for all, and for each method what differs, a recipe of its own included. Every
 run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
+With `protocol: retrieval`, of methods that learn from captions, the figures are recalls in both directions.
 The base of `framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one
 with the same setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where
 SupCon is `base+oracle:attract` of the same study.
@@ -26,6 +28,8 @@ import yaml
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 """Columns of methods that cluster, and similarities of true positives and false negatives; left out where no run has them."""
+DIRECTIONS = {"image_to_text": "i→t", "text_to_image": "t→i"}
+RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
 
 
 def limited(data: Path, limit: int | None, out: Path) -> Path:
@@ -59,11 +63,12 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int) -> dict[str, float]:
-    """Trains and evaluates where that is not done yet; the figures of the run."""
+def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> dict[str, float]:
+    """Trains and evaluates where that is not done yet; the figures of the run. `measure`: protocols, then more of `kinfolk eval`."""
     kinfolk = [sys.executable, "-m", "kinfolk"]
-    results = folder / "eval"
-    if not (results / "linear.json").exists():
+    results, (protocols, *more) = folder / "eval", measure
+    names = protocols.split(",")
+    if not (results / f"{names[-1]}.json").exists():
         method, recipe = method_of(name, change), str(change.pop("recipe", recipe))
         sets = [part for text in settings(change) for part in ("--set", text)]
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
@@ -71,11 +76,20 @@ def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path
         subprocess.run([*kinfolk, "train", "--data", data, "--out", folder, "--seed", str(seed), "--no-report", *how], check=True)
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
-        subprocess.run([*kinfolk, "eval", folder, "--data", data, "--protocol", "knn,linear", *at_depth], check=True)
+        subprocess.run([*kinfolk, "eval", folder, "--protocol", protocols, *more, *at_depth], check=True)
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {key: 100 * epochs[-1][key] for key in (*COLUMNS, *CLUSTERS) if isinstance(epochs[-1].get(key), float)}
-    accuracy = {key: 100 * json.loads((results / f"{key}.json").read_text())["accuracy"] for key in ("knn", "linear")}
-    return {**found, **accuracy, "seconds": statistics.median(epoch["seconds"] for epoch in epochs)}
+    for each in names:
+        found |= measured(each, json.loads((results / f"{each}.json").read_text()))
+    return {**found, "seconds": statistics.median(epoch["seconds"] for epoch in epochs)}
+
+
+def measured(protocol: str, result: dict[str, Any]) -> dict[str, float]:
+    """What a protocol found, in percent: an accuracy, or recalls in both directions and their mean."""
+    if protocol != "retrieval":
+        return {protocol: 100 * result["accuracy"]}
+    recalls = {f"{short} {k}": 100 * value for name, short in DIRECTIONS.items() for k, value in result[name].items()}
+    return {**recalls, "mean": 100 * result["mean"]}
 
 
 def method_of(name: str, change: dict[str, Any]) -> str:
@@ -142,11 +156,26 @@ def table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -
     return "\n".join(lines)
 
 
+def recall_table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -> str:
+    """Markdown."""
+    header = ["method", *RECALLS, "mean", "against its base", "flagged", "s / epoch"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for name, runs in figures.items():
+        row = base_of(name, figures, base)
+        gain = None if row is None else statistics.mean(one["mean"] for one in runs) - statistics.mean(one["mean"] for one in figures[row])
+        column = {key: cell([one[key] for one in runs if key in one]) for key in (*RECALLS, "mean", "flagged", "seconds")}
+        flagged = "–" if "flagged" not in runs[0] else f"{statistics.mean(one['flagged'] for one in runs):.2f}"
+        cells = [*(column[key] for key in (*RECALLS, "mean")), "–" if gain is None else f"{gain:+.1f}", flagged, column["seconds"]]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="array file with x_train, y_train, x_test, y_test")
-    parser.add_argument("--limit", type=int, help="only the first training pictures")
+    parser.add_argument("--data", type=Path, required=True, help="array file with x_train, y_train, x_test, y_test; or a table")
+    parser.add_argument("--test", type=Path, help="what to measure on; that of --data unless given")
+    parser.add_argument("--limit", type=int, help="only the first training pictures, of an array file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", help="only these methods of the study")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
@@ -154,13 +183,15 @@ def main() -> None:
     study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
     out = options.out / options.study.stem / f"{options.data.stem}-{options.limit or 'all'}"
     data = limited(options.data, options.limit, out)
+    protocols = study.get("protocol", "knn,linear")
+    measure = [protocols, "--data", str(options.test or data)]
     chosen = {name: change or {} for name, change in study["methods"].items() if options.only is None or name in options.only}
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for seed in options.seeds:
         for name, change in chosen.items():
             folder = out / f"{name.replace(':', '-').replace(' ', '_').replace('(', '').replace(')', '')}-{seed}"
-            figures[name].append(run(folder, study["recipe"], name, merged(study.get("settings", {}), change), data, seed))
-    text = table(figures, study.get("base"))
+            figures[name].append(run(folder, study["recipe"], name, merged(study.get("settings", {}), change), data, seed, measure))
+    text = (recall_table if protocols == "retrieval" else table)(figures, study.get("base"))
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{options.study.stem}: {data.name}, recipe {study['recipe']}, seeds {options.seeds}; percent\n\n{text}")
 

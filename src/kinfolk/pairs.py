@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CACHED = 1 << 19
-"""Entries that, with two masks of them, stay in the cache of a core."""
+_CACHED = 1 << 20
+"""Entries at a time: with two masks of them they stay in the cache, and are enough to be worth a call."""
 
 
 @dataclass(frozen=True)

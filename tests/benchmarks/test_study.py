@@ -11,10 +11,13 @@ import pytest
 import torch
 import yaml
 
+from kinfolk.data.tokenizer import train_tokenizer
 from kinfolk.training.assemble import assemble, build_framework
+from kinfolk.training.towers import learns_from_text
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = sorted((BENCHMARKS / "studies").glob("*.yaml"))
+TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
 
 
 def load() -> Any:
@@ -41,9 +44,9 @@ def test_every_configuration_resolves(document: dict[str, Any], name: str) -> No
     method = study.method_of(name, change)
     config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
     data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100)
-    framework = build_framework(config, data)
+    framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
     assert config.method == method or config.method == method.removesuffix(":eliminate")
-    assert framework.objective.detector is not None or "+" not in method
+    assert framework.detectors or "+" not in method
     if "base" in document:
         assert document["base"] in document["methods"]
 
@@ -118,3 +121,17 @@ def test_without_an_oracle_above_the_base_there_is_no_gap() -> None:
     assert study.gap_closed("simclr+fnc", figures) is None
     assert study.gap_closed("simclr+fnc", {**figures, "simclr+oracle:attract": runs(49.0)}) is None
     assert "MTPR" not in study.table(figures)
+
+
+def test_the_table_of_recalls() -> None:
+    directions = {"image_to_text": {"R@1": 0.05, "R@5": 0.2, "R@10": 0.3}, "text_to_image": {"R@1": 0.04, "R@5": 0.15, "R@10": 0.26}}
+    plain = {**study.measured("retrieval", {**directions, "mean": 1 / 6}), "seconds": 2.0}
+    better = {**study.measured("retrieval", {**directions, "mean": 0.2}), "seconds": 2.0, "flagged": 0.19}
+    text = study.recall_table({"clip": [plain], "clip (no groups)": [plain], "clip+glofnd": [better]})
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert {len(row) for row in rows} == {len(header)}
+    assert header[1:7] == ["i→t R@1", "i→t R@5", "i→t R@10", "t→i R@1", "t→i R@5", "t→i R@10"]
+    assert rows[0][1:9] == ["5.0", "20.0", "30.0", "4.0", "15.0", "26.0", "16.7", "–"]
+    assert rows[2][header.index("against its base")] == "+3.3"
+    assert rows[2][header.index("flagged")] == "0.19"
+    assert study.measured("knn", {"accuracy": 0.5}) == {"knn": 50.0}

@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import IFND, Oracle
-from kinfolk.errors import UsageError
+from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks.method import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXent
@@ -44,13 +44,13 @@ def batch(step: int, size: int = 8) -> tuple[Tensor, Tensor]:
 
 def terms(framework: SPCL, views: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The three losses by loops; prototypes are looked up by sample number."""
-    assert framework.clusters is not None
+    assert framework.assigned.clusters is not None
     assert framework.metric is not None
     assert framework.prototype is not None
     h1, h2 = (framework.encoder(view) for view in views)
     contrast = slow.contrast(framework.head(h1), framework.head(h2), T)
     h = torch.stack((h1, h2), 1).flatten(0, 1)
-    own = framework.clusters.labels[:, ids]
+    own = framework.assigned.clusters.labels[:, ids]
     draw = torch.Generator().manual_seed(int(framework.seed) ^ int(framework.draws))
     drawn = draw_partners(own[0], 2, draw)
     pairs = list(zip(drawn.anchor_M.tolist(), drawn.same_M.tolist(), drawn.other_M.tolist(), strict=True))
@@ -112,11 +112,11 @@ def test_prototypes_are_clusters_of_features_in_data_set_order() -> None:
     framework = made(num_clusters=(4,))
     planted = torch.eye(10, dtype=torch.float64)[LABELS] * (1 + torch.arange(N).double().unsqueeze(1))  # of any norm
     framework.refresh(planted, 0.0)
-    assert framework.clusters is not None
-    found = framework.clusters.labels[0]
+    assert framework.assigned.clusters is not None
+    found = framework.assigned.clusters.labels[0]
     assert all(len(set(found[k == LABELS].tolist())) == 1 for k in range(4))
     assert len(set(found.tolist())) == 4
-    assert torch.equal(framework._own(torch.tensor([39, 2, 11])), found[[39, 2, 11]])
+    assert torch.equal(framework.assigned.first(torch.tensor([39, 2, 11])), found[[39, 2, 11]])
     ids = framework.batches(torch.Generator().manual_seed(0), 10)
     assert ids is not None
     assert all((LABELS[each].bincount() == 5).any() for each in ids.view(-1, 10)), "half of each batch is one prototype"
@@ -145,8 +145,8 @@ def test_the_classifier_is_as_wide_as_there_are_prototypes() -> None:
         assert framework.prototype is not None
         assert framework.prototype.head.out_features == width
     defaults = SPCL(nn.Linear(12, 10), nn.Linear(10, 5), 50_000)
-    assert defaults.clusters is not None
-    assert defaults.clusters.num_clusters == (510,)
+    assert defaults.assigned.clusters is not None
+    assert defaults.assigned.clusters.num_clusters == (510,)
 
 
 def test_true_prototypes() -> None:
@@ -195,6 +195,29 @@ def test_heads_begin_anew(chosen: tuple[Any, ...]) -> None:
     framework.set_progress(2, 4)
     framework.refresh(features(), 0.5)
     assert torch.equal(after["prototype.head.weight"], framework.state_dict()["prototype.head.weight"]) is (not chosen), "others each time"
+
+
+def test_a_warm_up_has_nt_xent_alone_on_random_batches() -> None:
+    framework = made(warmup_epochs=2)
+    views, ids = batch(0)
+    z1, z2 = framework.head(framework.encoder(views.flatten(0, 1))).chunk(2)
+    for epoch in range(2):
+        framework.set_progress(epoch, 4)
+        assert not framework.due(epoch)
+        assert framework.batches(torch.Generator(), 8) is None
+        loss = framework(views, ids)
+        torch.testing.assert_close(loss, slow.contrast(z1, z2, T))
+    loss.backward()
+    assert all(p.grad is not None for p in framework.parameters()), "DDP waits for all"
+    framework.set_progress(2, 4)
+    assert framework.due(2)
+    framework.refresh(features(), 0.5)
+    assert framework.batches(torch.Generator(), 8) is not None
+    torch.testing.assert_close(framework(views, ids), sum(terms(framework, views, ids), torch.zeros(()).double()))
+    labels = made(warmup_epochs=1, prototypes="labels", labels=LABELS)
+    assert labels.batches(torch.Generator(), 8) is None, "true prototypes wait too"
+    with pytest.warns(KinfolkWarning, match=r"`warmup_epochs` \(=2\) is as long as the training \(=2 epochs\)"):
+        made(warmup_epochs=2).set_progress(0, 2)
 
 
 def test_when_it_is_due() -> None:
@@ -282,11 +305,14 @@ def test_degenerate_clusters_stay_finite() -> None:
 
 def test_wrong_arguments() -> None:
     wrong: dict[str, Any] = {"every": 0, "metric_weight": -1.0, "prototypes": "none", "reinitialise": ("encoder",), "reverse_weight": -1.0}
+    wrong |= {"warmup_epochs": -1}
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"`{name}`"):
             made(**{name: value})
     with pytest.raises(ValueError, match="must be above 0"):
         made(contrast_weight=0.0, metric_weight=0.0, prototype_weight=0.0)
+    with pytest.raises(ValueError, match=r"`warmup_epochs` \(=1\) must be 0 where `contrast_weight` is"):
+        made(contrast_weight=0.0, warmup_epochs=1)
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {

@@ -108,7 +108,14 @@ def test_queues_and_banks_go_on_where_they_were(tmp_path: Path, name: str) -> No
         "ir": {"bank.features", "draw.count"},
         "pcl": {"prototypes.clusters.labels", "prototypes.clusters.centroids", "prototypes.concentration", "prototypes.accepted", "draws"},
         "rcl": {"criteria.hierarchy.clusters.tree.parent", "criteria.hierarchy.started", "chance.count", "queue.ids", "slow.head.0.weight"},
-        "spcl": {"clusters.labels", "clusters.centroids", "metric.head.0.weight", "prototype.head.weight", "seed", "draws"},
+        "spcl": {
+            "assigned.clusters.labels",
+            "assigned.clusters.centroids",
+            "metric.head.0.weight",
+            "prototype.head.weight",
+            "seed",
+            "draws",
+        },
     }[name]
     assert {f"framework.{key}" for key in kept} <= state.keys()
     if name == "moco":

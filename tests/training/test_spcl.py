@@ -42,7 +42,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
     step, begin = TrainingModule.training_step, refresh.Refresh.on_train_epoch_start
 
     def training_step(self: Any, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        steps.append((batch["epoch"], batch["ids"], self.framework.clusters.labels[0].clone()))
+        steps.append((batch["epoch"], batch["ids"], self.framework.assigned.clusters.labels[0].clone()))
         return step(self, batch, batch_idx)
 
     def renewed(parts: Any, seed: int) -> None:

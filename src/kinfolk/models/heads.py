@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def projection_head(
@@ -57,6 +59,16 @@ def prediction_head(
 ) -> nn.Sequential:
     """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the same size."""
     return projection_head(size, hidden_size, size if out_size is None else out_size, layers=layers, norm=norm, bias=bias)
+
+
+@torch.no_grad()
+def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
+    """(N, D) what `head` makes of (N, F) features of many samples, at unit norm: in evaluation mode, some rows at a time."""
+    training, weight = head.training, next(head.parameters())
+    head.eval()
+    parts = [F.normalize(head(part.to(weight)), dim=1).to(features) for part in torch.split(features, rows)]
+    head.train(training)
+    return torch.cat(parts)
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
