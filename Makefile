@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers/.installed
 RUN := runs/demo
-BENCHMARKS := import_time overhead thresholds queues clustering rcl
+BENCHMARKS := import_time overhead thresholds queues clustering rcl audit
 SIDE_BY_SIDE := views losses bimodal
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
