@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from timing import interleaved, median, verdict
+from timing import interleaved, median, memory, verdict
 
 ALPHA, PAIRS, DIM = 0.01, 10, 128
 TIMES, MEMORY, RECALL = 1.3, 1024.0, 0.9
@@ -36,19 +34,11 @@ def mixture(num: int, clusters: int = 200, seed: int = 0) -> NDArray[np.float32]
     return x
 
 
-def resident() -> float:
-    """Memory of this process in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 class Peak:
     """The highest memory inside the block, above that at its start, in MiB."""
 
     def __enter__(self) -> Peak:
-        self.before = self.highest = resident()
+        self.before = self.highest = memory("VmRSS") / 1024
         self.running = True
         self.watcher = threading.Thread(target=self._watch, daemon=True)
         self.watcher.start()
@@ -56,7 +46,7 @@ class Peak:
 
     def _watch(self) -> None:
         while self.running:
-            self.highest = max(self.highest, resident())
+            self.highest = max(self.highest, memory("VmRSS") / 1024)
             time.sleep(0.01)
 
     def __exit__(self, *error: object) -> None:

@@ -146,6 +146,21 @@ def test_what_stands_out_is_suggested() -> None:
     assert found.suggested_alpha == pytest.approx(found.kin_share, rel=0.4)
 
 
+def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
+    x, _ = clustered(20)
+    found = kf.audit(x, 0.1, [0] * 15 + [1] * 4 + [-1], batch_sizes=(5, 20, 21))
+    assert [line.batch_size for line in found.batches] == [5, 20]
+    shares = [14 / 18] * 15 + [3 / 18] * 4
+    line = found.batches[0]
+    assert found.kin_share == pytest.approx(np.mean(shares))
+    assert line.negatives == 8
+    assert line.per_anchor == pytest.approx(8 * found.kin_share)
+    assert line.per_batch == pytest.approx(10 * line.per_anchor)
+    assert line.chance == pytest.approx(np.mean([1 - (1 - share) ** 4 for share in shares]))
+    (whole,) = kf.audit(x, 0.1).batches
+    assert (whole.batch_size, whole.per_anchor) == (20, pytest.approx(38 * found.suggested_alpha))
+
+
 @pytest.mark.parametrize(
     ("features", "arguments", "words"),
     [

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from kinfolk.auditing import shape
-from kinfolk.auditing.exact import Kin
 from kinfolk.auditing.features import Features, Floats, Ints
+from kinfolk.auditing.kin import Kin
+from kinfolk.auditing.rows import everyone, full_rows, num_kin
 from kinfolk.auditing.select import select
-from kinfolk.auditing.survey import FEWEST_ANCHORS, full_rows, num_kin
+from kinfolk.auditing.survey import FEWEST_ANCHORS
 from kinfolk.data.progress import show_progress
 
 ROWS = 1024
@@ -53,7 +54,7 @@ def approximate_kin(
     num, k = len(features), num_kin(alpha, len(features) - 1)
     anchors_S = shape.column_sample(num, FEWEST_ANCHORS)
     checked = [
-        (ids_R, select(sim_RN, np.broadcast_to(np.arange(num), sim_RN.shape), k, nearest, sim_RN[:, 0]))
+        (ids_R, select(sim_RN, everyone(sim_RN), k, nearest, sim_RN[:, 0]))
         for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Exact values of a few anchors")
     ]
     exact_SK = np.concatenate([found.near_RK for _, found in checked])
@@ -97,14 +98,7 @@ def _swept(index: Any, features: Features, alpha: float, nearest: int, level: fl
     columns_M = shape.column_sample(num, min(max(math.ceil(100 / alpha), 4096), 1 << 16))
     columns_MD = features.take(columns_M)
     rank = num_kin(alpha, len(columns_M))
-    kin = Kin(
-        np.empty(num, np.float32),
-        np.empty((num, nearest), np.int64),
-        np.empty((num, nearest), np.float32),
-        np.zeros(num, np.int64),
-        np.zeros(num, np.int64),
-        np.empty(num, np.float32),
-    )
+    kin = Kin.empty(num, nearest)
     starts = range(0, num, ROWS)
     for start in show_progress(starts, len(starts), "Searching the nearest of all", enabled=progress):
         ids_R = np.arange(start, min(num, start + ROWS))

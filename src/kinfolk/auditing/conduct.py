@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from kinfolk.auditing.approximate import Check, approximate_kin
-from kinfolk.auditing.exact import Kin, exact_kin
+from kinfolk.auditing.exact import exact_kin
 from kinfolk.auditing.features import Features, Ints
 from kinfolk.auditing.groups import NEAR, find_groups, find_hubs
 from kinfolk.auditing.input import open_features
+from kinfolk.auditing.kin import Kin
 from kinfolk.auditing.labels import encoded
 from kinfolk.auditing.result import PAIR, Audit
-from kinfolk.auditing.suggest import BATCH_SIZES, batch_lines, best_alpha, kin_pairs, kin_share, suggested_alpha
+from kinfolk.auditing.suggest import BATCH_SIZES, batch_lines, best_alpha, kin_pairs, kin_share, kin_shares, suggested_alpha
 from kinfolk.auditing.survey import Survey, take_survey
 from kinfolk.errors import UsageError
 
@@ -57,7 +58,7 @@ def audit(
         names: of the samples, for the page.
         search: "exact", "approximate" (faiss), or by the number of samples: exact up to 200,000.
         near: near-duplicates are this many times closer than neighbours usually are.
-        batch_sizes: for which to expect false negatives.
+        batch_sizes: for which to expect false negatives; larger ones than the data are left out.
         workers: threads; by default as many as torch uses.
         progress: shows a bar.
 
@@ -110,7 +111,7 @@ def audit(
         precision=precision,
         recall=recall,
         f1=f1,
-        batches=batch_lines(suggested if np.isnan(share) else share, tuple(batch_sizes)),
+        batches=batch_lines(kin_shares(labels_N, suggested), len(checked), batch_sizes),
         survey=survey,
         check=check,
         labels=labels_N,

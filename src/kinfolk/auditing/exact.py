@@ -20,35 +20,12 @@ import torch
 
 from kinfolk.auditing import shape
 from kinfolk.auditing.features import Features, Floats, Ints
+from kinfolk.auditing.kin import Kin
+from kinfolk.auditing.rows import everyone, full_rows, num_kin
 from kinfolk.auditing.select import Selection, padded, select
-from kinfolk.auditing.survey import num_kin
 from kinfolk.data.progress import show_progress
 
 ROWS, COLUMNS = 512, 4096
-_DENSE_ELEMENTS = 1 << 23
-
-
-@dataclass
-class Kin:
-    """What the audit knows of every sample.
-
-    Args:
-        threshold_N: exact (1 − α) quantile of each sample's N − 1 similarities.
-        near_NK, near_sim_NK: the nearest of each, closest first; −1 where there are fewer.
-        flagged_N: how many are above the threshold.
-        occurrence_N: of how many others it is flagged as kin.
-        alpha_N: share of each sample's own by the shape of its similarities.
-        judged, hits: flagged pairs with two known labels, and with equal ones.
-    """
-
-    threshold_N: Floats
-    near_NK: Ints
-    near_sim_NK: Floats
-    flagged_N: Ints
-    occurrence_N: Ints
-    alpha_N: Floats
-    judged: int = 0
-    hits: int = 0
 
 
 @dataclass
@@ -59,7 +36,6 @@ class _Pass:
     k: int
     nearest: int
     level: float
-    labels_N: Ints | None
     columns_M: Ints = field(init=False)
     columns_MD: Floats = field(init=False)
     rank: int = field(init=False)
@@ -70,8 +46,8 @@ class _Pass:
         expected = share * len(self.columns_M)
         self.rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
 
-    def block(self, start: int) -> tuple[int, list[tuple[Ints, Selection]]]:
-        """Rows of the block, and what was selected of them."""
+    def block(self, start: int) -> list[tuple[Ints, Selection]]:
+        """What was selected of the rows from `start` on, in parts."""
         stop = min(start + ROWS, len(self.features))
         ids_R = np.arange(start, stop)
         rows_RD = self.features.rows(start, stop)
@@ -79,11 +55,11 @@ class _Pass:
         median_R, spread_R, high_R = shape.spread(sampled_RM, self.rank)
         bound_R = median_R + np.float32(self.level) * spread_R
         if self.rank >= len(self.columns_M) or len(self.columns_M) == len(self.features):
-            return stop - start, list(self._dense(ids_R, bound_R))
+            return list(self._dense(ids_R, bound_R))
         floor_R = np.nextafter(np.minimum(high_R, bound_R), np.float32(-np.inf))
         found = self._survivors(start, rows_RD, floor_R)
         if found is None:
-            return stop - start, list(self._dense(ids_R, bound_R))
+            return list(self._dense(ids_R, bound_R))
         sim_RS, id_RS, count_R = padded(*found, len(ids_R))
         enough = count_R >= max(self.k + 1, self.nearest)
         parts = []
@@ -91,7 +67,7 @@ class _Pass:
             parts.append((ids_R[enough], select(sim_RS[enough], id_RS[enough], self.k, self.nearest, bound_R[enough])))
         if not enough.all():
             parts.extend(self._dense(ids_R[~enough], bound_R[~enough]))
-        return stop - start, parts
+        return parts
 
     def _survivors(self, start: int, rows_RD: Floats, floor_R: Floats) -> tuple[Ints, Ints, Floats] | None:
         """(M,), (M,), (M,) row, id and similarity of all above the floor; None where they are too many to be kept."""
@@ -122,19 +98,10 @@ class _Pass:
 
     def _dense(self, ids_R: Ints, bound_R: Floats) -> Iterator[tuple[Ints, Selection]]:
         """Rows in full, a few at a time."""
-        total = len(self.features)
-        step = max(1, _DENSE_ELEMENTS // total)
-        for at in range(0, len(ids_R), step):
-            ids = ids_R[at : at + step]
-            rows = torch.from_numpy(self.features.take(ids))
-            sim = torch.empty(len(ids), total)
-            for first in range(0, total, COLUMNS):
-                last = min(first + COLUMNS, total)
-                sim[:, first:last] = rows @ torch.from_numpy(self.features.rows(first, last)).T
-            sim_RN: Floats = sim.clamp_(-1, 1).numpy()
-            sim_RN[np.arange(len(ids)), ids] = -np.inf
-            everyone_RN = np.broadcast_to(np.arange(total), sim_RN.shape)
-            yield ids, select(sim_RN, everyone_RN, self.k, self.nearest, bound_R[at : at + step])
+        at = 0
+        for ids, sim_RN in full_rows(self.features, ids_R):
+            yield ids, select(sim_RN, everyone(sim_RN), self.k, self.nearest, bound_R[at : at + len(ids)])
+            at += len(ids)
 
 
 def exact_kin(
@@ -150,48 +117,31 @@ def exact_kin(
     """Thresholds, nearest and flagged pairs of all samples; `level` is the z of `shape` for α_i."""
     num = len(features)
     nearest = min(nearest, num - 1)
-    run = _Pass(features, num_kin(alpha, num - 1), nearest, level, labels_N)
-    kin = Kin(
-        np.empty(num, np.float32),
-        np.full((num, nearest), -1, np.int64),
-        np.full((num, nearest), -np.inf, np.float32),
-        np.zeros(num, np.int64),
-        np.zeros(num, np.int64),
-        np.zeros(num, np.float32),
-    )
+    run = _Pass(features, num_kin(alpha, num - 1), nearest, level)
+    kin = Kin.empty(num, nearest)
     starts = range(0, num, ROWS)
-    for _, parts in show_progress(_on_threads(run, starts, workers), len(starts), "Comparing all with all", enabled=progress):
+    for parts in show_progress(_on_threads(run, starts, workers), len(starts), "Comparing all with all", enabled=progress):
         for ids_R, found in parts:
-            _write(kin, ids_R, found, labels_N)
+            kin.write(ids_R, found, labels_N)
     return kin
 
 
-def _on_threads(run: _Pass, starts: range, workers: int | None) -> Iterator[tuple[int, list[tuple[Ints, Selection]]]]:
+def _on_threads(run: _Pass, starts: range, workers: int | None) -> Iterator[list[tuple[Ints, Selection]]]:
     """The blocks, in any order; each thread computes on one core, which suits products and comparisons alike."""
     workers = min(workers or torch.get_num_threads(), len(starts))
     if workers == 1:
         yield from map(run.block, starts)
         return
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        waiting = iter(starts)
-        running = {pool.submit(run.block, start) for start in islice(waiting, workers + 1)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-                if (start := next(waiting, None)) is not None:
-                    running.add(pool.submit(run.block, start))
-
-
-def _write(kin: Kin, ids_R: Ints, found: Selection, labels_N: Ints | None) -> None:
-    kin.threshold_N[ids_R] = found.threshold_R
-    kin.near_NK[ids_R, : found.near_RK.shape[1]] = found.near_RK
-    kin.near_sim_NK[ids_R, : found.near_RK.shape[1]] = found.near_sim_RK
-    kin.flagged_N[ids_R] = found.flagged_R
-    kin.alpha_N[ids_R] = found.above_bound_R / (len(kin.threshold_N) - 1)
-    kin.occurrence_N += np.bincount(found.kin_M, minlength=len(kin.occurrence_N))
-    if labels_N is not None:
-        one, other = labels_N[ids_R][found.rows_M], labels_N[found.kin_M]
-        known = (one >= 0) & (other >= 0)
-        kin.judged += int(known.sum())
-        kin.hits += int((known & (one == other)).sum())
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            waiting = iter(starts)
+            running = {pool.submit(run.block, start) for start in islice(waiting, workers + 1)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                    if (start := next(waiting, None)) is not None:
+                        running.add(pool.submit(run.block, start))
+    finally:
+        torch.set_num_threads(before)  # a thread that is new to torch takes the number that was set last, on any thread

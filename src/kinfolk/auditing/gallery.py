@@ -20,8 +20,8 @@ ANCHORS, WRONG, HUBS, GROUPS, MEMBERS = 60, 20, 12, 24, 8
 TILE = 56
 
 
-def gallery(audit: Audit) -> dict[str, Any]:
-    """Plain data for the page's script: samples by their place in `samples`, which is also their tile."""
+def gallery(audit: Audit) -> tuple[list[int], dict[str, Any]]:
+    """The samples that are shown, and plain data for the page's script, which names them by their place among these."""
     anchors = _anchors(audit)
     starts = np.searchsorted(audit.pairs["anchor"], anchors)
     stops = np.searchsorted(audit.pairs["anchor"], anchors, side="right")
@@ -35,19 +35,13 @@ def gallery(audit: Audit) -> dict[str, Any]:
     shown |= {sample for group in groups for sample in group["samples"]}
     samples = sorted(shown)
     place = {sample: at for at, sample in enumerate(samples)}
-    return {
-        "ids": samples,
-        "names": [_name(audit, sample) for sample in samples],
-        "labels": None if audit.labels is None else [_label(audit, sample) for sample in samples],
-        "anchors": [
-            {
-                "sample": place[int(anchor)],
-                "threshold": round(float(audit.thresholds[anchor]), 4),
-                "flagged": int(audit.flagged[anchor]),
-                "kin": [[place[int(kin)], round(float(sim), 4)] for kin, sim in zip(row["kin"], row["similarity"], strict=True)],
-            }
-            for anchor, row in zip(anchors, rows, strict=True)
-        ],
+    return samples, {
+        "samples": _described(audit, samples),
+        "anchors": [place[int(anchor)] for anchor in anchors],
+        "thresholds": [round(float(audit.thresholds[anchor]), 4) for anchor in anchors],
+        "flagged": [int(audit.flagged[anchor]) for anchor in anchors],
+        "kin": [[place[int(kin)] for kin in row["kin"]] for row in rows],
+        "similarity": [[round(float(similarity), 4) for similarity in row["similarity"]] for row in rows],
         "groups": [{**group, "samples": [place[sample] for sample in group["samples"]]} for group in groups],
         "hubs": [[place[int(hub["sample"])], int(hub["occurrence"]), round(float(hub["times_expected"]), 1)] for hub in hubs],
     }
@@ -77,11 +71,12 @@ def _anchors(audit: Audit) -> Ints:
     return np.unique(chosen).astype(np.int64)
 
 
-def _name(audit: Audit, sample: int) -> str:
-    return f"sample {sample}" if audit.names is None else str(audit.names[sample])
-
-
-def _label(audit: Audit, sample: int) -> str | None:
-    assert audit.labels is not None
-    label = int(audit.labels[sample])
-    return None if label < 0 else audit.classes[label] if audit.classes else str(label)
+def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:
+    """Names and labels, in the form of the report's."""
+    keys = [f"sample {sample}" if audit.names is None else str(audit.names[sample]) for sample in samples]
+    if audit.labels is None:
+        return {"keys": keys, "labels": None, "classes": []}
+    present, place = np.unique(audit.labels[samples], return_inverse=True)
+    unknown = int((present < 0).sum())
+    classes = [audit.classes[label] if audit.classes else str(label) for label in present[unknown:]]
+    return {"keys": keys, "labels": (place - unknown).tolist(), "classes": classes}

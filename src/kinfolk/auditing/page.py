@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfolk.auditing.figures import panels_of
 from kinfolk.auditing.gallery import gallery, sprites
-from kinfolk.report.page import policy, script_json
+from kinfolk.report import shell
 
 if TYPE_CHECKING:
     from kinfolk.auditing.result import Audit
@@ -18,18 +17,19 @@ if TYPE_CHECKING:
 
 def write_page(audit: Audit, path: Path, images: ImageData | None = None) -> None:
     """Writes the page; without `images` the gallery shows names."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    shown = gallery(audit)
-    sheet = sprites(shown["ids"], images)
-    shown["tile"] = None if sheet is None else {"size": sheet.size, "columns": sheet.columns, "rows": sheet.rows}
-    early, script, plotly = _file("kinfolk.report", "theme.js"), _file("kinfolk.auditing", "audit.js"), get_plotlyjs()
-    style = _file("kinfolk.report", "page.css") + _file("kinfolk.auditing", "audit.css")
+    ids, shown = gallery(audit)
+    sheet = sprites(ids, images)
+    shown["samples"]["tile"] = None if sheet is None else sheet.layout
     panels = panels_of(audit)
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = template.from_string(_file("kinfolk.auditing", "audit.html")).render(
+    sections = [("audit", "Audit"), ("measured", "Figures"), ("gallery", "Kin")]
+    sections += [(id, title) for id, title in (("groups", "Duplicates"), ("hubs", "Hubs")) if shown[id]]
+    page = shell.compose(
+        ("kinfolk.auditing", "audit.html"),
+        [(shell.HERE, "gallery.js"), ("kinfolk.auditing", "audit.js")],
+        data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
+        title="Audit",
+        sections=[*sections, ("batches", "Batches")],
+        sheet=None if sheet is None else sheet.uri,
         lead=lead(audit),
         tiles=tiles(audit),
         panels=panels,
@@ -38,18 +38,9 @@ def write_page(audit: Audit, path: Path, images: ImageData | None = None) -> Non
         has_groups=bool(shown["groups"]),
         has_hubs=bool(shown["hubs"]),
         has_labels=audit.labels is not None,
-        num_anchors=len(shown["anchors"]),
-        version=metadata.version("kinfolk"),
-        policy=policy(early, plotly, script),
-        style=Markup(style),
-        sheet=None if sheet is None else sheet.uri,
-        early=Markup(early),
-        plotly=Markup(plotly),
-        script=Markup(script),
-        figures=Markup(script_json({panel.id: panel.figure for panel in panels})),
-        gallery=Markup(script_json(shown)),
+        intro=_intro(audit, len(shown["anchors"])),
     )
-    path.write_text(page, encoding="utf-8", errors="replace")
+    shell.write_page(path, page)
 
 
 def lead(audit: Audit) -> str:
@@ -84,6 +75,12 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
     return number
 
 
+def _intro(audit: Audit, num_anchors: int) -> str:
+    drawn = "some drawn at random, some because their closest kin has another label" if audit.labels is not None else "drawn at random"
+    mark = " ✓ marks kin with the anchor's label, ✗ those with another." if audit.labels is not None else ""
+    return f"{num_anchors} anchors, {drawn}; the closest first, with the similarity.{mark}"
+
+
 def _basis(audit: Audit) -> str:
     if math.isnan(audit.kin_share):
         return f"if the suggested {audit.suggested_alpha:g} of all pairs are kin"
@@ -92,7 +89,3 @@ def _basis(audit: Audit) -> str:
 
 def _short(number: int) -> str:
     return f"{number / 1e6:.3g} M" if number >= 1_000_000 else f"{number:,}"
-
-
-def _file(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

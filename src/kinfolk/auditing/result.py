@@ -19,6 +19,7 @@ from kinfolk.auditing.approximate import Check
 from kinfolk.auditing.features import Floats, Ints
 from kinfolk.auditing.suggest import BatchLine
 from kinfolk.auditing.survey import Survey
+from kinfolk.auditing.tables import replace, write_table
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
@@ -133,35 +134,14 @@ class Audit:
             "occurrence": self.occurrence,
             "alpha": self.alphas,
         }
-        _write_table(of_samples, out / "thresholds.parquet")
+        write_table(of_samples, out / "thresholds.parquet")
         for name, rows in (("pairs", self.pairs), ("groups", self.groups), ("hubs", self.hubs)):
-            _write_table({column: rows[column] for column in rows.dtype.names or ()}, out / f"{name}.parquet", out / f"{name}.csv")
+            write_table({column: rows[column] for column in rows.dtype.names or ()}, out / f"{name}.parquet", out / f"{name}.csv")
         points = [asdict(point) for point in self.survey.curve]
         if points:
-            _write_table({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
+            write_table({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
         else:
             (out / "curve.csv").unlink(missing_ok=True)
-        _replace(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
-        _replace(out / "audit.html", lambda path: write_page(self, path, images))
+        replace(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
+        replace(out / "audit.html", lambda path: write_page(self, path, images))
         return out
-
-
-def _write_table(columns: dict[str, NDArray[Any]], parquet: Path | None, csv: Path | None = None) -> None:
-    import pyarrow as pa
-    import pyarrow.csv as pc
-    import pyarrow.parquet as pq
-
-    table = pa.table({name: pa.array(values.tolist() if values.dtype.kind == "U" else values) for name, values in columns.items()})
-    if not len(table):
-        table = table.cast(pa.schema([(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema]))
-    if parquet is not None:
-        _replace(parquet, lambda path: pq.write_table(table, path))
-    if csv is not None:
-        _replace(csv, lambda path: pc.write_csv(table, path))
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    os.replace(partial, path)

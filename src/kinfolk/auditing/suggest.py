@@ -1,13 +1,15 @@
 """What the audit advises: a share α, and how many false negatives a batch would hold.
 
-Dimension key: N data set.
+Dimension key: N data set, S samples with a known label.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kinfolk.auditing.features import Ints
 from kinfolk.auditing.survey import Survey
@@ -60,10 +62,21 @@ def kin_pairs(labels_N: Ints) -> int:
     return int(sum(size * (size - 1) for size in sizes))
 
 
-def batch_lines(share: float, sizes: tuple[int, ...] = BATCH_SIZES) -> tuple[BatchLine, ...]:
-    """One line for each batch size, for data in which a share of all pairs is kin."""
-    lines = []
-    for size in sizes:
+def kin_shares(labels_N: Ints | None, suggested: float) -> NDArray[np.float64]:
+    """(S,) the share of kin among the others, of each sample with a known label; without any, the suggested one."""
+    known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
+    if len(known) < 2:
+        return np.full(1, suggested)
+    _, inverse, sizes = np.unique(known, return_inverse=True, return_counts=True)
+    shares: NDArray[np.float64] = (sizes[inverse] - 1) / (len(known) - 1)
+    return shares
+
+
+def batch_lines(shares_S: NDArray[np.float64], num_samples: int, sizes: Sequence[int]) -> tuple[BatchLine, ...]:
+    """One line for each batch size that the data can fill, or one for all of it; see `kin_shares`."""
+    share, lines = float(shares_S.mean()), []
+    for size in [size for size in sizes if size <= num_samples] or [num_samples]:
         others = size - 1
-        lines.append(BatchLine(size, 2 * others, 2 * others * share, 4 * size * others * share, 1 - (1 - share) ** others))
+        chance = float((1 - (1 - shares_S) ** others).mean())
+        lines.append(BatchLine(size, 2 * others, 2 * others * share, 4 * size * others * share, chance))
     return tuple(lines)

@@ -5,22 +5,19 @@ Dimension key: S surveyed anchors, R rows of a block, N data set, G values of α
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing import shape
 from kinfolk.auditing.features import Features, Floats, Ints
-from kinfolk.data.progress import show_progress
+from kinfolk.auditing.rows import full_rows, num_kin
 
 PAIRS, PAIRS_LABELLED = 10_000_000, 50_000_000
 FEWEST_ANCHORS = 256
 ALPHAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
-_BLOCK_ELEMENTS = 1 << 23
 BINS = 80
 
 
@@ -61,22 +58,6 @@ class Survey:
 def surveyed_anchors(num_samples: int, labelled: bool) -> Ints:
     """As many anchors as make some ten million pairs, or fifty where there are labels to count by."""
     return shape.column_sample(num_samples, max(FEWEST_ANCHORS, (PAIRS_LABELLED if labelled else PAIRS) // num_samples))
-
-
-def full_rows(features: Features, anchors_S: Ints, progress: bool, title: str) -> Iterator[tuple[Ints, Floats]]:
-    """Ids (R,) and all similarities (R, N), −inf to themselves, of a few anchors at a time."""
-    num = len(features)
-    step = max(1, _BLOCK_ELEMENTS // num)
-    starts = range(0, len(anchors_S), step)
-    for start in show_progress(starts, len(starts), title, enabled=progress):
-        ids_R = anchors_S[start : start + step]
-        rows = torch.from_numpy(features.take(ids_R))
-        sim = torch.empty(len(ids_R), num)
-        for column in range(0, num, 1 << 14):
-            sim[:, column : column + (1 << 14)] = rows @ torch.from_numpy(features.rows(column, min(num, column + (1 << 14)))).T
-        sim_RN: Floats = sim.clamp_(-1, 1).numpy()
-        sim_RN[np.arange(len(ids_R)), ids_R] = -np.inf
-        yield ids_R, sim_RN
 
 
 def take_survey(features: Features, alpha: float, labels_N: Ints | None, progress: bool = False) -> Survey:
@@ -137,11 +118,6 @@ def _curve(
                 counts[rule, i] += (int(above_RN.sum()), int((above_RN & known_RN).sum()), int((above_RN & same_RN).sum()))
     rules = ("one α", "α by sample")
     return tuple(_point(alpha, rules[rule], counts[rule, i], kin, pairs) for rule in range(2) for i, alpha in enumerate(alphas))
-
-
-def num_kin(alpha: float, others: int) -> int:
-    """How many of `others` similarities lie above their (1 − α) quantile: ⌊α · others⌋, safe from rounding."""
-    return min(others - 1, int(alpha * others + 1e-9))
 
 
 def _point(alpha: float, rule: str, counts: Any, kin: int, pairs: int) -> Point:
