@@ -67,12 +67,27 @@ def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.Monke
         ranks.wait_for(word, patience=0.2)  # the word of an earlier launch does not count
 
 
+def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word = tmp_path / ".launch"
+    for name in (ranks.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    ranks.announce(word)
+    monkeypatch.setenv("NODE_RANK", "1")
+    ranks.wait_for(word, patience=0.2)
+    monkeypatch.setenv(ranks.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
+    with pytest.raises(KinfolkError):
+        ranks.wait_for(word, patience=0.2)
+
+
 @pytest.mark.parametrize(
     ("environment", "rank"),
     [
         ({}, 0),
         ({"RANK": "3", "LOCAL_RANK": "1"}, 3),
         ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, 9),
+        ({"NODE_RANK": "2"}, 8),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "5"}, 5),
     ],
 )

@@ -54,9 +54,9 @@ def global_rank(devices: int) -> int:
     environment = os.environ
     if "RANK" in environment:
         return int(environment["RANK"])
-    if "LOCAL_RANK" in environment:
+    if "LOCAL_RANK" in environment or "NODE_RANK" in environment:
         node = int(environment.get("NODE_RANK", environment.get("GROUP_RANK", "0")))
-        return node * devices + int(environment["LOCAL_RANK"])
+        return node * devices + int(environment.get("LOCAL_RANK", "0"))
     if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         return int(environment.get("SLURM_PROCID", "0"))
     return 0

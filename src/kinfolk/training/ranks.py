@@ -1,7 +1,7 @@
 """One process goes ahead: rank zero prepares the data and the run folder, the others wait for its word.
 
 Lightning starts the other ranks of a machine by running the same command again, after rank zero has prepared everything; torchrun and
-SLURM start all ranks at once. A file with the name of the launch serves both.
+SLURM start all ranks at once, as does a person who starts Lightning on several machines. A file with the name of the launch serves all.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ def wait_for(word: Path, patience: float = PATIENCE) -> None:
 
 
 def _external() -> str | None:
-    """The name that torchrun or SLURM gave to this launch."""
+    """The name that torchrun or SLURM gave to this launch, or the meeting point of Lightning's on several machines."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if "SLURM_STEP_ID" in environment and "SLURM_JOB_ID" in environment:
         restarts = environment.get("SLURM_RESTART_COUNT", "0")
         return f"slurm-{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}-{restarts}"
+    if LAUNCH not in environment and all(name in environment for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")):
+        return f"lightning-{environment['MASTER_ADDR']}-{environment['MASTER_PORT']}"
     return None
 
 
