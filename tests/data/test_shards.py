@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from kinfolk.data import shard_index
 from kinfolk.data.braces import expand
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.data.sources import open_source
@@ -172,3 +174,42 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
 def test_patterns() -> None:
     assert [path.as_posix() for path in expand("a/{08..10}-{0..1}.tar")] == [f"a/{n}-{m}.tar" for n in ("08", "09", "10") for m in (0, 1)]
     assert expand("a/b.tar") == expand("photos/{1..2}") == []
+
+
+def test_a_second_opening_reads_no_shard_that_has_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = {
+        "latin.png": png(5),
+        "latin.txt": b"caf\xe9",
+        "lost.txt": b"no image",
+        "list.png": png(6),
+        "list.json": b'{"captions": ["a", ""]}',
+    }
+    first, second = shard(tmp_path / "s" / "0.tar", captioned(0, 2) | bad), shard(tmp_path / "s" / "1.tar", captioned(2, 2))
+    read: list[str] = []
+    reader = shard_index.read_shard
+
+    def noted(path: Path) -> shard_index.Shard:
+        read.append(path.name)
+        return reader(path)
+
+    monkeypatch.setattr(shard_index, "read_shard", noted)
+
+    def opened() -> ImageData:
+        return prepare(open_source(tmp_path / "s", index_dir=tmp_path / "cache"), image_size=8, workers=0, cache_dir=tmp_path / "cache")
+
+    data = opened()
+    assert read == ["0.tar", "1.tar"]
+    again = opened()
+    assert read == ["0.tar", "1.tar"], "nothing was read again"
+    assert data.samples.first_difference(again.samples) is None
+    assert (again.quarantine, len(again.quarantine)) == (data.quarantine, 3)
+    os.utime(second, ns=(0, second.stat().st_mtime_ns + 1))
+    assert opened().samples.first_difference(data.samples) is None
+    assert read.pop() == "1.tar", "a shard of another time is read again"
+    shard(first, captioned(0, 1))
+    assert opened().samples.keys == ["0.tar/0000", "1.tar/0002", "1.tar/0003"]
+    assert read.pop() == "0.tar", "and one of another size"
+    for file in (tmp_path / "cache" / "shards").iterdir():
+        file.write_text(file.read_text()[:-7])
+    assert len(opened().samples) == 3
+    assert len(read) == 4, "a damaged index is not believed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import final
 
 from kinfolk.data.cifar100 import SUPERCLASSES
@@ -45,6 +46,9 @@ class AtDepth(Source):
 
     def stat(self, index: int) -> tuple[int, int] | None:
         return self._source.stat(index)
+
+    def keep(self, folder: str | Path) -> None:
+        self._source.keep(folder)
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:

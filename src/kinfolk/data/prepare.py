@@ -54,6 +54,8 @@ def prepare(
     if shared and cache_dir is None:
         raise UsageError("`shared` needs a `cache_dir` that all processes can read")
     roster = Roster(source)
+    if cache_dir is not None:
+        source.keep(cache_dir)
     height, width = _cache_size(source, image_size)
     folder = None if cache_dir is None else CacheFolder(cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap)
     if folder is not None and (found := folder.find(roster.agrees)) is not None:

@@ -76,6 +76,9 @@ class Source(ABC):
     def stat(self, index: int) -> tuple[int, int] | None:
         """(size in bytes, time of modification in ns) of item `index`, without reading it; None where it can't be told."""
 
+    def keep(self, folder: str | Path) -> None:  # noqa: B027
+        """Leaves in a cache folder what would spare the next opening some work. Default: nothing."""
+
 
 def open_source(
     spec: object,
@@ -87,6 +90,7 @@ def open_source(
     label_column: str | None = None,
     group_column: str | None = None,
     split_column: str | None = None,
+    index_dir: str | Path | None = None,
 ) -> Source:
     """The source that `spec` names.
 
@@ -98,6 +102,7 @@ def open_source(
         labels_from_folders: take the first folder (below `train/`, `test/` …) of each file as its class.
         image_column, caption_column, label_column, group_column, split_column: of a table. Columns named "caption", "label",
             "group" and "split" are taken where they exist; a column that is named here must exist.
+        index_dir: a cache folder in which `Source.keep` may have left an index of shards.
     """
     is_path = isinstance(spec, str | os.PathLike)
     if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
@@ -122,7 +127,7 @@ def open_source(
     if not path.exists() and (shards := expand(str(spec))):
         from kinfolk.data.shards import open_shards
 
-        return open_shards({"train": shards}, f"`{shown(str(spec))}`")
+        return open_shards({"train": shards}, f"`{shown(str(spec))}`", index_dir)
     if not path.exists():
         hint = "; give the path of the downloaded archive" if str(spec) in ("cifar10", "cifar100") else ""
         raise UsageError(f"there is no file or folder `{shown(str(spec))}`{hint}")
@@ -139,7 +144,7 @@ def open_source(
         from kinfolk.data.shards import find_shards, open_shards
 
         if shards_of := find_shards(path):
-            return open_shards(shards_of, f"`{path}`")
+            return open_shards(shards_of, f"`{path}`", index_dir)
         from kinfolk.data.folder import open_folder
 
         return open_folder(path, labels_from_folders=labels_from_folders)

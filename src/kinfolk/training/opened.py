@@ -81,7 +81,7 @@ class OpenedRun:
                 raise UsageError(f"{self.path} was trained on data handed over in Python; say with --data where the pictures are")
             own = own.model_copy(update={"labels_from_folders": own.labels_from_folders or labels_from_folders})
             config = self.config.model_copy(update={"data": own})
-            return read_data(open_data(None, config), config, Run(self.path), several=False, progress=progress)
+            return read_data(open_data(None, config, Run(self.path)), config, Run(self.path), several=False, progress=progress)
         opened = self._opened(source, labels_from_folders, own)
         assert own.image_size is not None, "a run's configuration is complete"
         return prepare(opened, image_size=own.image_size, workers=own.workers, pixel_cap=own.pixel_cap, progress=progress)

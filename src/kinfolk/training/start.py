@@ -21,8 +21,8 @@ from kinfolk.training.run import Run
 LOG = logging.getLogger("kinfolk.training")
 
 
-def open_data(data: object | None, config: TrainConfig) -> Source:
-    """The source of the pictures: `data`, or else what the configuration names."""
+def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
+    """The source of the pictures: `data`, or else what the configuration names. `run`: whose cache may know more of it."""
     named = config.data
     spec = named.source if data is None else data
     if spec is None:
@@ -35,6 +35,7 @@ def open_data(data: object | None, config: TrainConfig) -> Source:
         caption_column=named.caption_column,
         group_column=named.group_column,
         split_column=named.split_column,
+        index_dir=named.cache_dir or (None if run is None else run.path / "cache"),
     )
     return at_depth(source, named.hierarchy, named.depth)
 

@@ -72,7 +72,7 @@ def train(
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     config = placed(assemble(stored, recipe, named, settings))
-    source = open_data(data, config)
+    source = open_data(data, config, run)
     config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     if run.rank == 0 and (resume or overwrite):
