@@ -27,6 +27,7 @@ from kinfolk.models import build_encoder, projection_head
 
 DIM, BATCH = 128, 256
 SIZES = (10_000, 100_000, 1_000_000)
+SIMILARITY = (0.8, 0.6)
 GROWTH, SHARE = 2.0, 5.0
 
 
@@ -44,7 +45,7 @@ class Updates:
 
     def __init__(self, number: int) -> None:
         labels, self.z = planted(number)
-        self.hierarchy = Hierarchy(number, 3, merge_similarity=(0.8, 0.6), dim=DIM)
+        self.hierarchy = Hierarchy(number, 3, merge_similarity=SIMILARITY, dim=DIM)
         self.hierarchy.start(labels, self.z)
         self.g = torch.Generator().manual_seed(1)
 
@@ -70,7 +71,8 @@ class Steps:
         torch.manual_seed(0)
         encoder = build_encoder("resnet10", stem="cifar", width=16)
         head = projection_head(encoder.output_size, encoder.output_size, DIM)
-        self.framework = build(parse(method), encoder, head, Context(len(pixels)), {}, {})
+        settings = {"merge_similarity": SIMILARITY} if "+" in method else {}
+        self.framework = build(parse(method), encoder, head, Context(len(pixels)), {}, settings)
         self.optimizer = torch.optim.SGD(self.framework.parameters(), lr=0.03, momentum=0.9)
         self.views, self.pixels, self.number, self.updating = Views("simclr", 32), pixels, 0, list[float]()
         detector = self.framework.objective.detector

@@ -73,6 +73,18 @@ def test_the_ablations_of_the_spcl_paper_are_there() -> None:
     numbers = {tuple(change.get("framework", {}).get("num_clusters", ())) for change in figure}
     assert {(8,), (4096,)} <= numbers
     assert {128, 4096} <= {change.get("batch_size") for change in figure}
+    hot = {(name.partition(" ")[0], change["framework"]["temperature"]) for name, change in named["spcl-temperature"].items()}
+    assert hot == {(method, temperature) for method in ("simclr", "spcl") for temperature in (0.1, 0.2, 0.5, 1.0)}
+
+
+def test_the_ablations_of_the_rcl_paper_are_there() -> None:
+    named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
+    assert {"moco", "nnclr", "rcl"} <= named["rcl"].keys()
+    table3 = {(change["framework"]["criteria"], "shared_predictor" in change["framework"]) for change in named["rcl-table3"].values()}
+    assert {(1, False), (2, True), (3, True), (4, True), (3, False)} <= table3
+    kinds = {change.get("framework", {}).get("hierarchy", "none") for change in named["rcl-table4"].values()}
+    assert kinds == {"none", "kmeans", "dbscan", "online"}
+    assert {f"{base}+hierarchy{action}" for base in ("simclr", "moco") for action in ("", ":reweight")} <= named["hierarchy"].keys()
 
 
 def runs(*linear: float, **more: float) -> list[dict[str, float]]:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfolk.clustering.looked import Level, looked_at
 from kinfolk.clustering.merge import components, merged
 from kinfolk.clustering.propagation import TEMPERATURE, possibility, propagate
-from kinfolk.clustering.refine import Level, looked_at
 from kinfolk.clustering.rings import Rings
 from kinfolk.clustering.split import split
 from tests.reference import hierarchy as slow

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import ACTIONS
-from kinfolk.detectors import Hierarchy
+from kinfolk.detectors import Hierarchy, StartAt
 from kinfolk.objectives import NTXent
 from tests.detectors.blocks import kin, mask, random_block
 
@@ -86,6 +86,29 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
     label = detector.clusters.labels[1]
     assert torch.equal(label.unsqueeze(0) == label.unsqueeze(1), (torch.arange(48) % 4).unsqueeze(0) == (torch.arange(48) % 4).unsqueeze(1))
     torch.testing.assert_close(detector.clusters.tree.features, moved)
+
+
+def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
+    detector, loaded = Hierarchy(48), Hierarchy(48)
+    detector.refresh(clumps(), 0.0)
+    radii = detector.radii.values
+    assert radii is not None
+    assert 0 < radii[0] < radii[1] < 1
+    loaded.load_state_dict(detector.state_dict())
+    for each in (detector, loaded):
+        each.collect(torch.arange(48), clumps(seed=1))
+        assert each.clusters.merge_similarity == tuple(1 - r * r / 2 for r in radii)
+    assert torch.equal(detector.clusters.labels, loaded.clusters.labels)
+    fixed = Hierarchy(48, merge_similarity=(0.9, 0.7))
+    fixed.refresh(clumps(), 0.0)
+    fixed.collect(torch.arange(48), clumps(seed=1))
+    assert fixed.clusters.merge_similarity == (0.9, 0.7)
+
+
+def test_an_epoch_s_figures() -> None:
+    assert Hierarchy(8).figures == {}
+    assert started().figures == {"conforming": 1.0, "clustered": 1.0, "largest_cluster": 5 / 8}
+    assert StartAt(started(), 0).figures == started().figures
 
 
 def test_find_reads_and_the_queue_s_new_ids_are_seen() -> None:

@@ -151,6 +151,16 @@ def test_the_hierarchy_is_refined_with_every_step_and_stays_nested() -> None:
     torch.testing.assert_close(known[10:], everybody()[10:])
 
 
+def test_an_epoch_s_figures() -> None:
+    assert made(NNCLR).figures == made(criteria=1).figures == made().figures == {}
+    assert clustered().figures["conforming"] == 1
+    offline = clustered(hierarchy="kmeans", num_clusters=(20, 7))
+    assert offline.figures["conforming"] == conforming(offline.labels) < 1
+    size = offline.labels[-1].bincount()
+    assert offline.figures["largest_cluster"] == size.max() / NUM_SAMPLES
+    assert offline.figures["clustered"] == pytest.approx(size[size > 1].sum().item() / NUM_SAMPLES)
+
+
 def test_offline_levels_wait_for_the_next_refresh() -> None:
     framework = clustered(criteria=3, hierarchy="kmeans", num_clusters=(20, 5), every=2)
     before = framework.labels
@@ -224,9 +234,10 @@ def test_a_broken_step_leaves_no_trace() -> None:
     assert all(torch.equal(value, before[name]) for name, value in framework.state_dict().items())
 
 
+@pytest.mark.parametrize("radii", [(0.4, 0.9), None])
 @pytest.mark.parametrize("hierarchy", ["online", "dbscan"])
-def test_the_state_loads_strictly_and_goes_on(hierarchy: str) -> None:
-    one, other = clustered(hierarchy=hierarchy), made(warmup_epochs=0, radii=(0.4, 0.9), hierarchy=hierarchy)
+def test_the_state_loads_strictly_and_goes_on(hierarchy: str, radii: tuple[float, ...] | None) -> None:
+    one, other = clustered(hierarchy=hierarchy, radii=radii), made(warmup_epochs=0, radii=radii, hierarchy=hierarchy)
     for step in range(3):
         one(*batch(step))
         one.after_step()

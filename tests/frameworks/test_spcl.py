@@ -167,7 +167,7 @@ def test_true_prototypes() -> None:
     assert "truth" not in framework.state_dict()
     unlabelled = Context(N)
     with pytest.raises((UsageError, ValueError), match="needs labels and the data has none"):
-        build(parse("spcl"), nn.Flatten(), nn.Linear(12, 5), unlabelled, {"prototypes": "labels"})
+        build(parse("spcl"), nn.Linear(12, 10), nn.Linear(10, 5), unlabelled, {"prototypes": "labels"})
     with pytest.raises(ValueError, match="needs labels and the data has none"):
         made(prototypes="labels", labels=torch.full((N,), -1))
 
@@ -213,9 +213,15 @@ def test_a_warm_up_has_nt_xent_alone_on_random_batches() -> None:
     assert framework.due(2)
     framework.refresh(features(), 0.5)
     assert framework.batches(torch.Generator(), 8) is not None
-    torch.testing.assert_close(framework(views, ids), sum(terms(framework, views, ids), torch.zeros(()).double()))
+    expected = sum(terms(framework, views, ids), torch.zeros(()).double())
+    torch.testing.assert_close(framework(views, ids), expected)
     labels = made(warmup_epochs=1, prototypes="labels", labels=LABELS)
     assert labels.batches(torch.Generator(), 8) is None, "true prototypes wait too"
+    kept = made(warmup_epochs=1, prototypes="labels", labels=LABELS, reinitialise=())
+    assert [kept.due(epoch) for epoch in range(3)] == [False, True, False]
+    kept.set_progress(1, 4)
+    kept.refresh(None, 0.25)
+    assert kept.batches(torch.Generator(), 8) is not None
     with pytest.warns(KinfolkWarning, match=r"`warmup_epochs` \(=2\) is as long as the training \(=2 epochs\)"):
         made(warmup_epochs=2).set_progress(0, 2)
 

@@ -56,7 +56,7 @@ OTHERS: dict[str, dict[str, Any]] = {
             "framework.radii": [0.2, 0.4],
         },
     },
-    "spcl": {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10]}},
+    "spcl": {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10], "framework.warmup_epochs": 1}},
 }
 """What else keeps state: a momentum copy and a queue that the batch does not divide; a bank and draws from it; prototypes and draws from
 them; clusters that every step refines and keys are drawn from; prototypes that the order of the samples goes by."""

@@ -31,6 +31,23 @@ def conforming(labels: Tensor, *, strict: bool = False) -> float:
     return good_N.double().mean().item()
 
 
+def level_figures(labels: Tensor) -> dict[str, float]:
+    """What an epoch says of (H, N) levels: the share `conforming`; the share `clustered`, that are not alone at the highest level; the
+    share of all samples in its `largest_cluster`.
+
+    Example:
+        >>> level_figures(torch.tensor([[0, 1, 2, 3], [5, 5, 7, 8]]))
+        {'conforming': 1.0, 'clustered': 0.5, 'largest_cluster': 0.5}
+    """
+    size = torch.unique(labels[-1], return_counts=True)[1].double()
+    total = labels.shape[1]
+    return {
+        "conforming": conforming(labels),
+        "clustered": size[size > 1].sum().item() / total,
+        "largest_cluster": size.max().item() / total,
+    }
+
+
 def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
     """(N,) whether the sample's label above is that of most, or of all, of its cluster below."""
     low_N = torch.unique(low_N, return_inverse=True)[1]

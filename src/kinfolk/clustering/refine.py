@@ -16,22 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.clustering.looked import Level, looked_at, siblings
 from kinfolk.clustering.merge import merged
-from kinfolk.clustering.rings import Rings
 from kinfolk.clustering.split import Rule, split
 from kinfolk.clustering.widths import by_width
-
-
-@dataclass(frozen=True)
-class Level:
-    """What a refinement reads: the units with their sums, the clusters that hold them, the clusters above as borders."""
-
-    units: Rings
-    unit_sum: Tensor
-    unit_parent: Tensor
-    siblings: Rings
-    cluster_sum: Tensor
-    cluster_parent: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,31 +41,6 @@ class Moves:
     border: Tensor
 
 
-def looked_at(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) units to look at, (K, W) where there is one, and (K,) whether a rest remains.
-
-    All units of a cluster that has at most `limit`; of a larger one the touched units first, then those behind them in the ring.
-    """
-    number_K = level.units.units[cluster_K]
-    rest_K = number_K > limit
-    width = int(number_K.max().clamp(max=limit))
-    first_K = torch.searchsorted(owner_T, torch.arange(len(cluster_K), device=owner_T.device))
-    unit_KW = level.units.walk(touched_T[first_K], width)
-    large = rest_K.nonzero().flatten()
-    if len(large):
-        span = len(level.unit_parent)
-        keys_T = owner_T[rest_K[owner_T]] * span + touched_T[rest_K[owner_T]]
-        keys = (large.unsqueeze(1) * span + unit_KW[large]).flatten()
-        place = torch.searchsorted(keys_T, keys).clamp(max=len(keys_T) - 1)
-        keys = torch.cat((keys_T, keys[keys_T[place] != keys]))
-        owner, order = (keys // span).sort(stable=True)
-        rank = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
-        kept = rank < limit
-        unit_KW[owner[kept], rank[kept]] = keys[order][kept] % span
-    valid_KW = torch.arange(width, device=owner_T.device) < number_K.unsqueeze(1)
-    return unit_KW, valid_KW, rest_K
-
-
 def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     """What moves when the clusters of the `touched` units (distinct slots) are refined. Also takes the sums of the clusters that are looked
     at whole anew from their units, so that rounding does not add up."""
@@ -90,7 +53,7 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     alive_Km = number_Km > 0
     slot_Km = torch.where(owns_Km, cluster_K.unsqueeze(1), -1)
     border_K = level.cluster_parent[cluster_K]
-    other = _siblings(level, cluster_K, border_K, limits.max_units)
+    other = siblings(level, cluster_K, border_K, limits.max_units)
 
     sums = torch.cat((sum_KmD[alive_Km], level.cluster_sum[other]))
     border_n = torch.cat((border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other]))
@@ -141,17 +104,6 @@ def _split(
             level.cluster_sum[cluster] = sum_KmD[rows].sum(1)
     number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - looked_K - 1, 0)
     return part_KW, number_Km, sum_KmD
-
-
-def _siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
-    """Clusters of the touched borders that are not touched themselves: all, or those next in the ring."""
-    border_P, inverse = torch.unique(border_K, return_inverse=True)
-    start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))  # the first of each border
-    number_P = level.siblings.units[border_P].clamp(max=limit)
-    path = level.siblings.walk(start_P, int(number_P.max()))
-    found = path[torch.arange(path.shape[1], device=path.device) < number_P.unsqueeze(1)]
-    place = torch.searchsorted(cluster_K, found).clamp(max=len(cluster_K) - 1)
-    return found[cluster_K[place] != found]
 
 
 def _targets(sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits) -> Tensor:

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.clustering.refine import Level, Moves
+from kinfolk.clustering.looked import Level
+from kinfolk.clustering.refine import Moves
 from kinfolk.clustering.rings import Rings
 from kinfolk.stores.exact import Exact
 

@@ -47,6 +47,8 @@ class Detector(nn.Module, ABC):
 
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
+    leveled: ClassVar[bool] = False
+    """Whether it says nothing but a level of each anchor (`Roles.kin_above_R`), above which candidates are kin."""
     addresses: ClassVar[bool] = False
     """Whether it reads or writes by sample id, so that a call without ids would speak of the wrong samples."""
     surveys: ClassVar[bool] = False
@@ -76,6 +78,11 @@ class Detector(nn.Module, ABC):
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
         """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. Default: no state."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What it has to tell of itself at the end of an epoch; a line of the journal has it. Default: nothing."""
+        return {}
 
     def collect(self, ids: Tensor, anchors: Tensor) -> None:
         """Receives the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks; only where `collects`."""

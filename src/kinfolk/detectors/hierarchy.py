@@ -13,8 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.clustering.conform import level_figures
 from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
+from kinfolk.clustering.radii import Radii
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.pairs import Block, Roles, own_matches
@@ -31,16 +33,18 @@ class Hierarchy(Detector):
         levels: H; level 1 is every sample its own.
         level: at which level, counted from 1, a shared cluster means kin; None: the highest. At level 1 nobody is kin.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing; None: evenly from 0.6 to 0.8.
+        radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
         min_samples: of DBSCAN.
-        merge_similarity: σ_m, a number or one for each level from 2; None: that of two samples at the level's radius apart, 1 − r² / 2.
+        merge_similarity: σ_m, a number or one for each level from 2; None: that of two samples at the level's radius r apart, 1 − r² / 2.
         parts, rule, max_units: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
-    State: the hierarchy, and whether it has started.
+    State: the hierarchy, its radii where they are fitted, and whether it has started.
 
     Example:
-        >>> Hierarchy(num_samples=100, levels=3).radii
-        (0.6, 0.8)
+        >>> detector = Hierarchy(num_samples=4, levels=2, radii=[0.3], min_samples=2)
+        >>> detector.refresh(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), progress=0.0)
+        >>> [len(level.unique()) for level in detector.clusters.labels]
+        [4, 2]
     """
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
@@ -66,11 +70,8 @@ class Hierarchy(Detector):
             raise ValueError(f"`level` (={level}) must be in [1, {levels}]: there are that many `levels`")
         if warmup_epochs < 0:
             raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
-        steps = max(levels - 2, 1)
-        self.radii = tuple(round(0.6 + 0.2 * place / steps, 4) for place in range(levels - 1)) if radii is None else tuple(radii)
-        if len(self.radii) != levels - 1:
-            raise ValueError(f"`radii` (={list(self.radii)}) must be one for each of the levels 2 to {levels}")
-        similarity = [1 - r * r / 2 for r in self.radii] if merge_similarity is None else merge_similarity
+        self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
+        similarity = _similarity(radii or (0.8,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
         self.clusters = Levels(num_samples, levels, merge_similarity=similarity, parts=parts, rule=rule, max_units=max_units)
         self.register_buffer("started", torch.tensor(False))
@@ -96,6 +97,7 @@ class Hierarchy(Detector):
 
     def collect(self, ids: Tensor, anchors: Tensor) -> None:
         """Refines the clusters of this step's samples, each with the mean of its views."""
+        self._follow_radii()
         self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors)
         self._sorted = None
 
@@ -110,13 +112,23 @@ class Hierarchy(Detector):
             raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
         own_N = torch.arange(len(features), device=features.device).unsqueeze(0)
         labels_HN = own_N.repeat(self.clusters.levels, 1)
-        if self.radii and (distributed.world_size() == 1 or dist.get_rank() == 0):
-            labels_HN[1:] = dbscan(features, self.radii, min_samples=self.min_samples)
+        if self.clusters.levels > 1 and (distributed.world_size() == 1 or dist.get_rank() == 0):
+            labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
+            dist.broadcast(self.radii.fitted, 0)
         self.clusters.start(labels_HN, features)
         self.started.fill_(True)
         self._sorted = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return level_figures(self.clusters.labels) if self.started else {}
+
+    def _follow_radii(self) -> None:
+        """Where σ_m goes by radii that were fitted, here or before a resume."""
+        if self.merge_similarity is None and self.radii.values is not None:
+            self.clusters.merge_similarity = _similarity(self.radii.values)
 
     def _candidates(self, ids_C: Tensor) -> tuple[Tensor, Tensor]:
         """The candidates' clusters at the level, sorted, with their places: once for all blocks of a step."""
@@ -127,6 +139,10 @@ class Hierarchy(Detector):
 
     def __repr__(self) -> str:
         of = self.clusters
-        start = f"warmup_epochs={self.warmup_epochs}, radii={self.radii}, min_samples={self.min_samples}"
-        how = f"merge_similarity={of.merge_similarity}, parts={of.parts}, rule={of.rule!r}, max_units={of.max_units}"
+        start = f"warmup_epochs={self.warmup_epochs}, radii={self.radii.given}, min_samples={self.min_samples}"
+        how = f"merge_similarity={self.merge_similarity}, parts={of.parts}, rule={of.rule!r}, max_units={of.max_units}"
         return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, level={self.level}, {start}, {how})"
+
+
+def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
+    return tuple(1 - r * r / 2 for r in radii)

@@ -35,6 +35,10 @@ class StartAt(Detector):
         return self.detector.addresses
 
     @property
+    def leveled(self) -> bool:  # type: ignore[override]
+        return self.detector.leveled
+
+    @property
     def surveys(self) -> bool:  # type: ignore[override]
         return self.detector.surveys and self.epoch >= self.update_from
 
@@ -64,6 +68,10 @@ class StartAt(Detector):
     @property
     def collects(self) -> bool:  # type: ignore[override]
         return self.detector.collects
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return self.detector.figures
 
     def collect(self, ids: Tensor, anchors: Tensor) -> None:
         self.detector.collect(ids, anchors)

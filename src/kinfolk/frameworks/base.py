@@ -80,8 +80,9 @@ class Framework(nn.Module, ABC):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What it has to tell of itself at the end of an epoch, such as a learnt temperature. Default: nothing."""
-        return {}
+        """What it has to tell of itself at the end of an epoch, such as a learnt temperature. Default: what its detectors tell; of two
+        that tell the same, the first."""
+        return {name: value for detector in reversed(self.detectors) for name, value in detector.figures.items()}
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

@@ -110,10 +110,12 @@ class Offline(Criteria):
 
 
 def by_dbscan(like: Hierarchy, every: int) -> Offline:
-    """DBSCAN anew for each level, at the radii of a hierarchy that is otherwise not used."""
-    number = like.clusters.levels
-    cluster = partial(dbscan_levels, radii=like.radii, min_samples=like.min_samples)
-    return Offline(like.clusters.num_samples, number, cluster, like.warmup_epochs, every)
+    """DBSCAN anew for each level, at the radii of a hierarchy that is otherwise not used; where they are fitted, anew too."""
+
+    def cluster(features: Tensor) -> Tensor:
+        return dbscan_levels(features, like.radii.fit(features), min_samples=like.min_samples)
+
+    return Offline(like.clusters.num_samples, like.clusters.levels, cluster, like.warmup_epochs, every)
 
 
 def by_kmeans(num_samples: int, number: int, warmup_epochs: int, every: int, num_clusters: Sequence[int] | None, seed: int) -> Offline:

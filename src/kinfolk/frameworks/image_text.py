@@ -46,7 +46,7 @@ class ImageText(Framework, ABC):
 
     @property
     def figures(self) -> dict[str, float]:
-        return {"temperature": self.loss.temperature}
+        return {**super().figures, "temperature": self.loss.temperature}
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         self.loss.set_progress(epoch, num_epochs)

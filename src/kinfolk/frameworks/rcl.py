@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.actions import Action
+from kinfolk.clustering.conform import level_figures
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Detector, Space
@@ -117,6 +118,10 @@ class RCL(SupportFramework):
         if self.criteria is None or not self.criteria.started:
             return None
         return self.criteria.labels_of(torch.arange(self.num_samples, device=self.criteria.started.device))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return super().figures if self.labels is None else {**super().figures, **level_figures(self.labels)}
 
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
         if self.retrieval == "nearest":

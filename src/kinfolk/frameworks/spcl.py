@@ -51,7 +51,8 @@ class SPCL(Framework):
         warm_start, cluster_seed: of k-means; see `ClusterLabels`.
         temperature, detector, action, min_negatives, kin_weight, block_rows, positive_in_denominator: see `NTXent`.
 
-    State: the clusters, the heads, `seed` (drawn from torch's generator when it is made) and the number of `draws` of pairs.
+    State: the clusters, the heads, `seed` (drawn from torch's generator when it is made), the number of `draws` of pairs, and whether
+    the prototypes have `begun`.
 
     Deviates from the paper in: losses are means where the equations have sums, in the same proportion to each other; features are
     clustered without augmentation and at unit norm; a batch of 2N goes by several prototypes where one has fewer than N samples.
@@ -108,15 +109,17 @@ class SPCL(Framework):
         require_renewable(*self._renewed())
         self.seed: Tensor
         self.draws: Tensor
+        self.begun: Tensor
         self.register_buffer("seed", torch.randint(1 << 62, ()))
         self.register_buffer("draws", torch.tensor(0))
+        self.register_buffer("begun", torch.tensor(not warmup_epochs))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()
-        begun = float(self._begun)  # a factor, as DDP waits for a gradient of every head in every step
+        begun = float(self._with_prototypes)  # a factor, as DDP waits for a gradient of every head in every step
         loss = contrast * self.objective(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
@@ -130,7 +133,7 @@ class SPCL(Framework):
         return loss
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
-        if not self._begun:
+        if not self._with_prototypes:
             return None
         everybody = torch.arange(self.assigned.num_samples, device=self.seed.device)
         return cluster_pair_batches(self.assigned.first(everybody), batch_size, generator)
@@ -163,6 +166,7 @@ class SPCL(Framework):
         if not self._own_turn(self.epoch):
             return
         self.assigned.refresh(features)
+        self.begun.fill_(True)
         renew(self._renewed(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1))  # torch's generator goes by the lower 32 bits alone
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
@@ -171,13 +175,14 @@ class SPCL(Framework):
         self.epoch = epoch
 
     @property
-    def _begun(self) -> bool:
-        """Whether prototypes have a say in this epoch."""
-        return self.epoch >= self.warmup_epochs and self.assigned.ready
+    def _with_prototypes(self) -> bool:
+        """Whether they have a say yet; of the state alone, as the order of an epoch is asked for before anybody says which it is."""
+        return bool(self.begun) and self.assigned.ready
 
     def _own_turn(self, epoch: int) -> bool:
-        turn = epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0
-        return turn and (self.assigned.clusters is not None or bool(self._renewed()))
+        since = epoch - self.warmup_epochs
+        anew = self.assigned.clusters is not None or bool(self._renewed())
+        return (since >= 0 and since % self.every == 0 and anew) or (since == 0 < epoch)
 
     def _renewed(self) -> list[nn.Module]:
         """The heads that a refresh sets anew."""

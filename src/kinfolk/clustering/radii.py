@@ -1,0 +1,109 @@
+"""Radii for DBSCAN that fit the data: by distances to the k-th neighbour (Ester et al., KDD 1996, section 4.2), without a giant cluster.
+
+Dimension key: N samples, D features, R radii, b rows of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.clustering.dbscan import dbscan
+from kinfolk.stores.exact import Exact
+
+_BLOCK_ELEMENTS = 1 << 22
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
+"""Shares of the samples that are cores, among which one is found by halving."""
+
+
+class Radii(Exact):
+    """The radii of the levels 2 … H of a hierarchy: given, or fitted to the features it starts from.
+
+    Args:
+        levels: H.
+        given: one for each of the levels 2 … H, growing; None: to be fitted.
+        min_samples: of DBSCAN.
+
+    State: `fitted` (H − 1,), 0 where they are given or not fitted yet.
+    """
+
+    fitted: Tensor
+
+    def __init__(self, levels: int, given: Sequence[float] | None, min_samples: int) -> None:
+        super().__init__()
+        self.given, self.min_samples = None if given is None else tuple(given), min_samples
+        if self.given is not None and len(self.given) != levels - 1:
+            raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}")
+        self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
+
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """The radii; None before they are fitted."""
+        if self.given is not None:
+            return self.given
+        return tuple(self.fitted.tolist()) if self.fitted.all() else None
+
+    def fit(self, features: Tensor) -> tuple[float, ...]:
+        """Those for (N, D) features of all samples; writes them where they are not given."""
+        if self.given is not None:
+            return self.given
+        radii = fitting_radii(features, len(self.fitted), min_samples=self.min_samples)
+        self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
+        return radii
+
+
+@torch.no_grad()
+def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, largest: float = 0.1) -> tuple[float, ...]:
+    """`number` growing radii for (N, D) features.
+
+    At the last as many samples are cores as can be, at most half of them, without one cluster that holds more than `largest` of all
+    samples: when the radius grows, clusters join, until one has swallowed the others. At each radius before it half as many are cores.
+
+    Args:
+        number: R.
+        min_samples: of a core, itself among them.
+        largest: in (0, 1].
+
+    Example:
+        >>> two = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(40) % 2]
+        >>> near = fitting_radii(two + 0.01 * torch.arange(40).unsqueeze(1) * two.flip(1), 2, largest=0.5)
+        >>> 0 < near[0] < near[1] < 1
+        True
+    """
+    if number < 1:
+        return ()
+    distance_N = kth_distance(features, min_samples).sort().values
+    tried = sorted({_radius(distance_N, share) for share in SHARES})
+    low, high = 0, len(tried)  # the largest cluster grows with the radius
+    while high - low > 1:
+        middle = (low + high) // 2
+        size = torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0]).max().item()
+        low, high = (middle, high) if size <= largest * len(distance_N) else (low, middle)
+    radii = [tried[low]]
+    share = (distance_N <= radii[0]).double().mean().item()
+    for _ in range(number - 1):
+        share = share / 2
+        radii.insert(0, min(_radius(distance_N, share), 0.99 * radii[0]))
+    return tuple(round(radius, 6) for radius in radii)
+
+
+def kth_distance(features: Tensor, min_samples: int) -> Tensor:
+    """(N,) the radius from which on a sample is a core: the distance, at unit norm, of the `min_samples`-th nearest, itself the first."""
+    unit_ND = F.normalize(features.float(), dim=1)
+    kth = min(min_samples, len(unit_ND))
+    rows = max(1, _BLOCK_ELEMENTS // max(len(unit_ND), 1))
+    found = []
+    for start in range(0, len(unit_ND), rows):
+        sim_bN = unit_ND[start : start + rows] @ unit_ND.T
+        sim_bN.diagonal(start).fill_(1)
+        found.append((2 - 2 * sim_bN.topk(kth, 1).values[:, -1]).clamp(min=0).sqrt())
+    return torch.cat(found)
+
+
+def _radius(distance_N: Tensor, share: float) -> float:
+    """The least radius at which that share of the samples are cores; above 0 also where pictures are there several times."""
+    place = min(max(round(share * len(distance_N)) - 1, 0), len(distance_N) - 1)
+    return max(distance_N[place].item(), 1e-2) * 1.0001
