@@ -54,7 +54,7 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
         np.savez(data, x_train=x, y_train=y)
     settings: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "views.size": 16, "optimizer.warmup_epochs": 1}
     if "clip" in recipe.method:
-        settings |= {"text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 12}
+        settings |= {"text.name": "transformer", "text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 12, "head.layers": 1}
     if "start_epoch" in recipe.detector:
         settings["detector.start_epoch"] = 0
     if "num_clusters" in recipe.detector and "schedule" in recipe.detector:
@@ -86,6 +86,36 @@ def test_the_paper_s_settings() -> None:
         1e-6,
         10,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "detector"),
+    [
+        ("sogclr-clip", {"temperature": 0.03, "gamma": 0.2, "decay_epochs": 18}, {"alpha": 0.0005, "start_epoch": 15}),
+        (
+            "fastclip",
+            {"temperature": 0.07, "gamma": 0.2, "decay_epochs": 18, "rho": 6.5, "temperature_lr": 0.0002},
+            {"alpha": 0.001, "start_epoch": 20},
+        ),
+    ],
+)
+def test_the_paper_s_settings_of_image_and_text(name: str, framework: dict[str, Any], detector: dict[str, Any]) -> None:
+    """Table 4 of the GloFND paper, and section 4.2."""
+    learned = {"rule": "adam", "lr": 0.05, "init": "one"}
+    kinds = {"": {}, "-fnc": {"fraction": detector["alpha"], "start_epoch": detector["start_epoch"]}, "-glofnd": {**detector, **learned}}
+    for kind, expected in kinds.items():
+        recipe = load_recipe(f"{name}{kind}-cc3m")
+        assert (recipe.epochs, recipe.batch_size, recipe.model.name, recipe.text.layers) == (37, 1024, "resnet50", 12)
+        assert (recipe.framework, recipe.detector) == (framework, expected)
+        optimizer = recipe.optimizer
+        assert (optimizer.name, optimizer.lr, optimizer.weight_decay, list(optimizer.betas)) == ("adamw", 0.001, 0.1, [0.9, 0.999])
+        assert round(optimizer.warmup_epochs * (2_723_840 // 1024)) == pytest.approx(10_000, rel=0.001)
+
+
+def test_the_paper_s_fine_tuning() -> None:
+    recipe = load_recipe("clip-finetune-cc3m")
+    assert (recipe.epochs, recipe.detector["start_epoch"], recipe.detector["alpha"]) == (15, 1, 0.0001)
+    assert recipe.model.name == recipe.text.name
 
 
 def test_a_recipe_by_path_and_unknown_ones(tmp_path: Path) -> None:
