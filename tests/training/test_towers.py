@@ -15,6 +15,7 @@ from kinfolk.data.samples import Samples
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks import CLIP
 from kinfolk.models import read_state
+from kinfolk.objectives import NTXent
 from kinfolk.training.assemble import build_framework
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.opened import open_run
@@ -86,11 +87,14 @@ def test_begins_from_another_run(tmp_path: Path) -> None:
         build_framework(config, images, tokenizer)
 
 
-def test_data_without_captions_and_runs_without_text(tmp_path: Path) -> None:
+def test_data_without_captions_and_runs_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_pairs(tmp_path / "d", 20)
     with pytest.raises(UsageError, match="the data has no captions"):
         run_on(data.parent, tmp_path / "run")
+    known: list[Tensor] = []
+    monkeypatch.setattr(NTXent, "know", lambda self, groups: known.append(groups))
     run = train(data, tmp_path / "simclr", epochs=1, batch_size=12, settings={**SMALL, "views.preset": "simclr"}, progress=False)
+    assert torch.equal(known[0], torch.arange(len(known[0])) // 2 * 2), "the two rows of a picture are no negatives of each other"
     with pytest.raises(UsageError, match="which has no text tower"):
         open_run(run.path).towers()
 

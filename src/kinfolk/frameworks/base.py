@@ -121,6 +121,11 @@ class Framework(nn.Module, ABC):
         for objective in self.objectives:
             objective.watch(labels)
 
+    def know(self, groups: Tensor | None) -> None:
+        """Gives (N,) groups, known positives; see `Objective.know`."""
+        for objective in self.objectives:
+            objective.know(groups)
+
     def due(self, epoch: int) -> bool:
         """Whether `refresh` is to be called before this epoch, counted from 0."""
         return any(detector.due(epoch) for detector in self.detectors)

@@ -68,6 +68,8 @@ class Objective(nn.Module, ABC):
         self._scratch = Scratch()
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
+        self.groups: Tensor | None
+        self.register_buffer("groups", None, persistent=False)
 
     @abstractmethod
     def terms(self, rows: Rows) -> Terms:
@@ -95,7 +97,7 @@ class Objective(nn.Module, ABC):
         learned one instead of the own, a tensor without dimensions that receives its gradient."""
         if pairs.degree is not None and not self.grades:
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
-        pairs, sizes = self._joined(_normalised(pairs))
+        pairs, sizes = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else self.labels.to(pairs.ids.device)
         given = self.temperature_of(pairs) if temperature is None else temperature
@@ -113,6 +115,11 @@ class Objective(nn.Module, ABC):
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
 
+    def know(self, groups: Tensor | None) -> None:
+        """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
+        ranks, in a queue or a bank. `Pairs` that bring groups keep theirs."""
+        self.groups = None if groups is None else groups.to(torch.int64)
+
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
         if self.detector is not None:
@@ -124,7 +131,8 @@ class Objective(nn.Module, ABC):
 
     def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""
-        if self.addresses or self.labels is not None or (self.detector is not None and self.detector.addresses):
+        looked_up = self.addresses or self.labels is not None or self.groups is not None
+        if looked_up or (self.detector is not None and self.detector.addresses):
             raise ValueError("`ids` must be given: state or labels are addressed by sample id")
         start = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
         return torch.arange(start, start + len(z), device=z.device)
@@ -135,6 +143,13 @@ class Objective(nn.Module, ABC):
         if distributed.world_size() > 1 and not self._gathers():  # gathered losses are equal on all ranks
             torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
         return bool(finite)
+
+    def _grouped(self, pairs: Pairs) -> Pairs:
+        """With the groups of all samples, where they are known and the pairs bring none."""
+        if self.groups is None or pairs.groups is not None:
+            return pairs
+        groups = self.groups.to(pairs.ids.device)
+        return replace(pairs, groups=groups[pairs.ids], candidate_groups=groups[pairs.candidate_ids])
 
     def _gathers(self) -> bool:
         return distributed.world_size() > 1 if self.gather is None else self.gather and distributed.world_size() > 1

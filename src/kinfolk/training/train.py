@@ -106,6 +106,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     with held_warnings() as doubts:
         framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
         framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
+    framework.know(None if images.groups is None else images.groups[: images.num_train])
     views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
     require_measured(framework, knn, config.method)
