@@ -1,0 +1,77 @@
+"""The retrieval section: nearest first, the own and the flagged marked as the thresholds say, captions escaped."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
+from kinfolk.report.retrieval import Query, Result, Shown, draw_retrieval, render
+from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.flagged import kin_of, trained
+from kinfolk.training.opened import open_run
+from kinfolk.training.run import Run
+from kinfolk.training.train import train
+from tests.training.pairs_of import SMALL, write_pairs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("retrieval")
+    data = write_pairs(root / "d", 32)
+    text = data.read_text().replace("the green wall", "<b>the</b> </script><script>window.hacked=1</script> wall")
+    data.write_text(text, encoding="utf-8")
+    settings: dict[str, Any] = {**SMALL, "detector.alpha": 0.2, "detector.init": "quantile", "detector.start_epoch": 1}
+    return train(data, root / "run", method="clip+glofnd", epochs=3, batch_size=12, settings=settings, progress=False)
+
+
+def test_the_section_shows_what_was_found(run: Run) -> None:
+    opened = open_run(run.path)
+    section = draw_retrieval(opened, opened.data())
+    assert section is not None
+    assert section.count("<figure>") == 12
+    assert 'class="mark own"' in section
+    assert 'class="mark kin"' in section
+    assert "<script>" not in section
+    assert "&lt;b&gt;the&lt;/b&gt;" in section
+    numbers = [float(each) for each in re.findall(r'class="num">(-?[\d.]+)', section)]
+    assert len(numbers) == 12 * 6
+    for start in range(0, len(numbers), 6):
+        assert numbers[start : start + 6] == sorted(numbers[start : start + 6], reverse=True)
+
+
+def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
+    opened = open_run(run.path)
+    data = opened.data()
+    framework = trained(opened.config, run, data, opened.towers().tokenizer)
+    stored = read_checkpoint(run.checkpoint)["state_dict"]
+    for direction, detector in zip(("image", "text"), framework.detectors, strict=True):
+        assert isinstance(detector, StartAt)
+        names = [name for name in stored if f".{direction}." in name and name.endswith("store.threshold")]
+        (threshold_N,) = (stored[name] for name in names)
+        ids = torch.arange(6)
+        sim_QC = torch.linspace(-1, 1, 60).view(6, 10)
+        own_QC = torch.zeros(6, 10, dtype=torch.bool)
+        own_QC[:, 9] = True
+        kin_QC = kin_of(detector, sim_QC, ids, torch.arange(10), own_QC)
+        assert torch.equal(kin_QC, (sim_QC > threshold_N[:6, None]) & ~own_QC)
+
+
+@pytest.mark.parametrize(
+    ("detector", "expected"),
+    [(FNC(top_k=1), [[False, True, False]]), (Oracle(torch.tensor([0, 1, 0, 0])), [[False, False, True]]), (GloFND(4, 0.5), [[False] * 3])],
+)
+def test_every_kind_of_role(detector: Any, expected: list[list[bool]]) -> None:
+    own_QC = torch.tensor([[True, False, False]])
+    kin_QC = kin_of(detector.eval(), torch.tensor([[0.9, 0.5, 0.2]]), torch.tensor([0]), torch.tensor([0, 1, 2]), own_QC)
+    assert kin_QC.tolist() == expected
+
+
+def test_without_a_detector_nothing_is_said_of_kin() -> None:
+    query = Query(Shown("a.png", "data:,"), [Result(Shown("a wall"), 0.5, "own")], 0)
+    section = render([query], [query], method="clip", detects=False)
+    assert "kin" not in section.partition("</style>")[2]
+    assert "a wall" in section
