@@ -24,9 +24,11 @@ from kinfolk.auditing.features import Features, Floats, Ints
 LOW = 0.5 * math.erfc(1 / math.sqrt(2))
 """Share of a normal law that lies more than one standard deviation below its median: 0.159."""
 COLUMNS = 2048
-LEVELS = np.linspace(0.0, 12.0, 601)
+LEVELS = np.linspace(0.0, 12.0, 481)
 """Values of z that are tried, in spreads above the median."""
-OUTSTANDING = np.arange(1.5, 6.1, 0.25)
+OUTSTANDING = np.arange(60, 241, 10)
+"""Of these, the ones at which it is asked how much stands out: from 1.5 to 6."""
+_NORMAL = np.array([0.5 * math.erfc(z / math.sqrt(2)) for z in LEVELS[OUTSTANDING]])
 
 
 def column_sample(num_samples: int, limit: int = COLUMNS) -> Ints:
@@ -57,12 +59,14 @@ def spread(sim_RM: Floats, rank: int = 1) -> tuple[Floats, Floats, Floats]:
 
 
 def tails(sim_RN: Floats, median_R: Floats, spread_R: Floats) -> NDArray[np.int64]:
-    """(Z,) how many similarities, over all rows, lie above each of `LEVELS`."""
-    step = LEVELS[1]
-    height = (sim_RN - median_R[:, None]) * (1 / (step * spread_R))[:, None]
-    above = height[height > 0]
-    counts = np.bincount(np.minimum(np.ceil(above) - 1, len(LEVELS) - 1).astype(np.int64), minlength=len(LEVELS))
-    return np.asarray(counts[::-1].cumsum()[::-1], dtype=np.int64)
+    """(R, Z) how many similarities of each row lie above each of `LEVELS`."""
+    number, step = len(LEVELS), np.float32(LEVELS[1])
+    tails_RZ = np.empty((len(sim_RN), number), dtype=np.int64)
+    for row, sim_N in enumerate(sim_RN):  # one row at a time stays in the cache
+        height_N = (sim_N - median_R[row]) * (1 / (step * spread_R[row]))
+        place_N = np.ceil(height_N).clip(0, number).astype(np.int64)  # 0: not above the median
+        tails_RZ[row] = np.bincount(place_N, minlength=number + 1)[:0:-1].cumsum()[::-1]
+    return tails_RZ
 
 
 def level_for(alpha: float, tails_Z: NDArray[np.int64], pairs: int) -> float:
@@ -71,17 +75,13 @@ def level_for(alpha: float, tails_Z: NDArray[np.int64], pairs: int) -> float:
     return float(np.interp(-alpha, -share_Z, LEVELS))
 
 
-def excess(sim_RN: Floats, median_R: Floats, spread_R: Floats) -> NDArray[np.float64]:
+def excess(tails_RZ: NDArray[np.int64], others: int) -> NDArray[np.float64]:
     """(R,) the share of a sample's similarities that stands out: the most by which their tail exceeds that of a normal law of strangers.
 
     Looked at from one and a half spreads on, where chance alone exceeds it by little.
     """
-    others = sim_RN.shape[1] - 1
-    most_R = np.zeros(len(sim_RN))
-    for z in OUTSTANDING:
-        share_R = (sim_RN > (median_R + np.float32(z) * spread_R)[:, None]).sum(1) / others
-        most_R = np.maximum(most_R, share_R - 0.5 * math.erfc(z / math.sqrt(2)))
-    return most_R
+    most_R: NDArray[np.float64] = (tails_RZ[:, OUTSTANDING] / others - _NORMAL).max(1)
+    return most_R.clip(min=0)
 
 
 def prepared_columns(features: Features) -> tuple[Ints, Floats]:

@@ -71,11 +71,11 @@ def take_survey(features: Features, alpha: float, labels_N: Ints | None, progres
     shapes: list[tuple[Floats, Floats]] = []
     for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Looking at a few anchors"):
         shapes.append(shape.spread(shape.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M))[:2])
-        tails_Z += shape.tails(sim_RN, *shapes[-1])
-        standing_out += float(shape.excess(sim_RN, *shapes[-1]).sum())
-        counts += _histogram(sim_RN)
-        if labels_N is not None:
-            same_counts += _histogram(sim_RN[_same(labels_N, ids_R)[0]])
+        tails_RZ = shape.tails(sim_RN, *shapes[-1])
+        tails_Z += tails_RZ.sum(0)
+        standing_out += float(shape.excess(tails_RZ, len(features) - 1).sum())
+        for total, more in zip((counts, same_counts), _histogram(sim_RN, labels_N, ids_R), strict=True):
+            total += more
     pairs = len(anchors_S) * (len(features) - 1)
     level = shape.level_for(alpha, tails_Z, pairs)
     curve = _curve(features, anchors_S, labels_N, shapes, tails_Z, sorted({*ALPHAS, alpha}), progress)
@@ -103,21 +103,29 @@ def _curve(
         return ()
     others = len(features) - 1
     pairs = len(anchors_S) * others
-    ranks = [num_kin(alpha, others) for alpha in alphas]
-    levels = [shape.level_for(alpha, tails_Z, pairs) for alpha in alphas]
-    counts = np.zeros((2, len(alphas), 3), dtype=np.int64)  # flagged, judged, hits
+    ranks = np.asarray([num_kin(alpha, others) for alpha in alphas])
+    levels = np.asarray([shape.level_for(alpha, tails_Z, pairs) for alpha in alphas], dtype=np.float32)
+    known_N = labels_N >= 0
+    everyone_known = bool(known_N.all())
+    counts = np.zeros((3, 2 * len(alphas)), dtype=np.int64)  # flagged, judged, hits; of both rules
     kin = 0
     for (ids_R, sim_RN), (median_R, spread_R) in zip(full_rows(features, anchors_S, progress, "Counting along α"), shapes, strict=True):
-        same_RN, known_RN = _same(labels_N, ids_R)
-        kin += int(same_RN.sum())
-        kth = sorted({others - rank for rank in ranks})  # −inf, the sample itself, comes first
-        ordered = np.partition(sim_RN, kth, axis=1)
-        for i, (rank, z) in enumerate(zip(ranks, levels, strict=True)):
-            for rule, bound_R in enumerate((ordered[:, others - rank], median_R + np.float32(z) * spread_R)):
-                above_RN = sim_RN > bound_R[:, None]
-                counts[rule, i] += (int(above_RN.sum()), int((above_RN & known_RN).sum()), int((above_RN & same_RN).sum()))
-    rules = ("one α", "α by sample")
-    return tuple(_point(alpha, rules[rule], counts[rule, i], kin, pairs) for rule in range(2) for i, alpha in enumerate(alphas))
+        for anchor, sim_N, median, spread in zip(ids_R, sim_RN, median_R, spread_R, strict=True):
+            order_N = np.sort(sim_N)  # −inf, the sample itself, comes first
+            bounds = np.concatenate((order_N[others - ranks], median + levels * spread))
+            counts[0] += _above(order_N, bounds)
+            if known_N[anchor]:
+                same = np.sort(sim_N[labels_N == labels_N[anchor]])
+                counts[1] += _above(order_N if everyone_known else np.sort(sim_N[known_N]), bounds)
+                counts[2] += _above(same, bounds)
+                kin += len(same) - 1
+    rules = [(rule, alpha) for rule in ("one α", "α by sample") for alpha in alphas]
+    return tuple(_point(alpha, rule, counts[:, i], kin, pairs) for i, (rule, alpha) in enumerate(rules))
+
+
+def _above(order: Floats, bounds: Floats) -> Ints:
+    """How many of the sorted values are above each bound."""
+    return len(order) - np.searchsorted(order, bounds, side="right")
 
 
 def _point(alpha: float, rule: str, counts: Any, kin: int, pairs: int) -> Point:
@@ -127,13 +135,12 @@ def _point(alpha: float, rule: str, counts: Any, kin: int, pairs: int) -> Point:
     return Point(alpha, rule, flagged / pairs, precision, recall, 2 * hits / (judged + kin) if judged + kin else nan)
 
 
-def _same(labels_N: Ints, ids_R: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(R, N), (R, N) whether both labels are known and equal, and whether both are known; a sample itself is neither."""
-    known_RN = (labels_N[ids_R] >= 0)[:, None] & (labels_N >= 0)
-    known_RN[np.arange(len(ids_R)), ids_R] = False
-    return known_RN & (labels_N[ids_R][:, None] == labels_N), known_RN
-
-
-def _histogram(sim: Floats) -> NDArray[np.int64]:
-    values = sim[np.isfinite(sim)]
-    return np.bincount(np.minimum((values + 1) * (BINS / 2), BINS - 1).astype(np.int64), minlength=BINS)
+def _histogram(sim_RN: Floats, labels_N: Ints | None, ids_R: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(BINS,), (BINS,) how many similarities of the rows fall into each bin, and how many of those with equal labels."""
+    counts, same = np.zeros(BINS + 1, dtype=np.int64), np.zeros(BINS + 1, dtype=np.int64)
+    for anchor, sim_N in zip(ids_R, sim_RN, strict=True):
+        place_N = np.floor((sim_N + 1) * np.float32(BINS / 2)).clip(-1, BINS - 1).astype(np.int64) + 1  # 0: the sample itself
+        counts += np.bincount(place_N, minlength=BINS + 1)
+        if labels_N is not None and labels_N[anchor] >= 0:
+            same += np.bincount(place_N[labels_N == labels_N[anchor]], minlength=BINS + 1)
+    return counts[1:], same[1:]
