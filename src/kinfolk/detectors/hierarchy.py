@@ -35,7 +35,7 @@ class Hierarchy(Detector):
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
         radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
         min_samples: of DBSCAN.
-        merge_similarity: σ_m, a number or one for each level from 2; None: that of two samples at the level's radius r apart, 1 − r² / 2.
+        merge_similarity: σ_m, a number or one for each level from 2; None: 1 − r², r the level's radius.
         parts, rule, max_units: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
     State: the hierarchy, its radii where they are fitted, and whether it has started.
@@ -71,7 +71,7 @@ class Hierarchy(Detector):
         if warmup_epochs < 0:
             raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
-        similarity = _similarity(radii or (0.8,) * (levels - 1)) if merge_similarity is None else merge_similarity
+        similarity = _similarity(radii or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
         self.clusters = Levels(num_samples, levels, merge_similarity=similarity, parts=parts, rule=rule, max_units=max_units)
         self.register_buffer("started", torch.tensor(False))
@@ -145,4 +145,6 @@ class Hierarchy(Detector):
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
-    return tuple(1 - r * r / 2 for r in radii)
+    """That of centres √2 r apart. At r itself, 1 − r² / 2, clusters dissolve: two views of a sample differ too, and a split is tried with
+    every step."""
+    return tuple(1 - r * r for r in radii)
