@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "models": set(),
     "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
-    "evaluation": {"frameworks", "data", "models", "stats", "clustering", "distributed"},
+    "evaluation": {"frameworks", "detectors", "actions", "pairs", "data", "models", "stats", "clustering", "distributed"},
     "training": {"evaluation", "frameworks", "objectives", "detectors", "detectors.base", "clustering", "data", "models", *ENGINE},
     "report": {"training", "evaluation", "frameworks", "detectors", "data", "models"},
     "auditing": {"report", "training", "data"},

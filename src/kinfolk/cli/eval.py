@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,19 @@ import typer
 from kinfolk.cli.options import DATA, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
 from kinfolk.errors import UsageError
 
-PROTOCOLS = ("knn", "linear", "clusters", "retrieval", "zero-shot")
-OF_LABELS = ("knn", "linear", "clusters")
+OF_LABELS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
+OF_CAPTIONS = ("retrieval", "zero-shot")
+PROTOCOLS = (*OF_LABELS, "kin", *OF_CAPTIONS)
+PROBES = ("lbfgs", "glofnd", "ifnd", "ring")
+METRICS = ("top1", "mean-per-class", "map")
+_of_data = partial(typer.Option, rich_help_panel=DATA, show_default=False)
+_usual = partial(typer.Option, rich_help_panel="Settings of the protocols")
+_own = partial(_usual, show_default=False)
 EPILOG = examples(
     "kinfolk eval runs/digits",
-    "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear",
+    "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
+    "kinfolk eval runs/photos --protocol finetune --percent 10",
+    "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
 )
@@ -24,115 +33,103 @@ def evaluate(
     run: RunFolder,
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
-    hierarchy: Annotated[
-        str | None,
-        typer.Option(
-            help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]", rich_help_panel=DATA, show_default=False
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, help="Take labels at this depth of the hierarchy; 0: the root.", rich_help_panel=DATA, show_default=False
-        ),
+    hierarchy: Annotated[str | None, _of_data(help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]")] = None,
+    depth: Annotated[int | None, _of_data(metavar="N", min=0, help="Take labels at this depth of the hierarchy; 0: the root.")] = None,
+    label_sets: Annotated[
+        Path | None, _of_data(metavar="FILE", help="Table of several labels a picture, for transfer: columns image, label.")
     ] = None,
     protocol: Annotated[
-        str, typer.Option("--protocol", "-p", help="knn, linear, clusters, retrieval, zero-shot, or several with commas.")
+        str, typer.Option("--protocol", "-p", metavar="NAMES", help=f"{', '.join(PROTOCOLS)}: one, or several with commas.")
     ] = "knn,linear",
-    k: Annotated[int, typer.Option("--k", metavar="N", min=1, help="Neighbours of knn.")] = 20,
-    temperature: Annotated[float, typer.Option(help="Temperature of the neighbours' votes.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of what is held out.")] = 0,
-    num_clusters: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of clusters. [dim]Default: as many as classes.[/]", show_default=False)
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of what is held out, drawn or augmented.")] = 0,
+    k: Annotated[int, _usual("--k", metavar="N", min=1, help="Neighbours of knn.")] = 20,
+    temperature: Annotated[float, _usual(metavar="T", help="Of the neighbours' votes in knn.")] = 0.1,
+    probe: Annotated[
+        str, _usual(metavar="NAME", help="Of linear and semi: lbfgs, or by gradient as in the paper of glofnd, ifnd or ring.")
+    ] = "lbfgs",
+    percent: Annotated[
+        str | None, _own(metavar="LIST", help="Shares of the labels. [dim]Default: 100,10,1,0.1 for semi, 10,1 for finetune.[/]")
     ] = None,
-    classes: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Names of zero-shot, one a line. [dim]Default: the data's.[/]", show_default=False),
+    draws: Annotated[int, _usual(metavar="N", min=1, help="Subsets of each share in semi.")] = 3,
+    epochs: Annotated[int | None, _own(metavar="N", min=1, help="Of finetune. [dim]Default: 20, more on few labels.[/]")] = None,
+    metric: Annotated[
+        str | None, _own(metavar="NAME", help="Of transfer: top1, mean-per-class or map. [dim]Default: by the data's name.[/]")
     ] = None,
-    templates: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Sentences of zero-shot, one a line, {} for the name.", show_default=False)
+    num_clusters: Annotated[int | None, _own(metavar="N", min=1, help="Of clusters. [dim]Default: as many as classes.[/]")] = None,
+    alpha: Annotated[
+        float | None, _own(metavar="A", help="Share of pairs above kin's exact quantile. [dim]Default: the method's, or 0.01.[/]")
     ] = None,
+    classes: Annotated[Path | None, _own(metavar="FILE", help="Names of zero-shot, one a line. [dim]Default: the data's.[/]")] = None,
+    templates: Annotated[Path | None, _own(metavar="FILE", help="Sentences of zero-shot, one a line, {} for the name.")] = None,
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """Measure the encoder with labels: nearest neighbours, a linear probe, k-means clusters.
+    """Measure what a run has learnt, as the papers do. Results go to RUN/eval/ and into the report.
 
-    Results go to RUN/eval/. Without a test split, knn leaves one out and linear tests on a fifth of the samples.
-    clusters is the normalised mutual information of labels and clusters of the training samples, mean and deviation of five k-means.
-    retrieval (recall of captions and pictures) and zero-shot are for runs that learnt from captions.
+    [bold]knn[/] nearest neighbours · [bold]linear[/] linear probe · [bold]semi[/] linear probe on few labels · [bold]finetune[/] the whole
+    encoder on few labels · [bold]transfer[/] logistic regression on another data set · [bold]clusters[/] k-means against the labels ·
+    [bold]kin[/] the false negatives the method flags · [bold]retrieval[/], [bold]zero-shot[/] for runs that learnt from captions.
+
+    Classifiers fit on the training split and are tested on the test split; without one, knn leaves one out and the others test on a fifth
+    of each class. The run's own weights never change.
     """
-    wanted = _wanted(protocol)
+    wanted = _listed(protocol)
+    shares = None if percent is None else _shares(percent)
+    _known("probe", probe, PROBES)
+    if metric is not None:
+        _known("metric", metric, METRICS)
+    if alpha is not None and not 0 < alpha < 1:
+        raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
     from kinfolk.cli.console import tell_refused
-    from kinfolk.evaluation.paired import run_retrieval, run_zero_shot
-    from kinfolk.evaluation.protocols import run_clusters, run_knn, run_linear, take_parts
+    from kinfolk.cli.eval_table import show_results
+    from kinfolk.cli.measure import Choices, Measures
     from kinfolk.evaluation.results import write_result
     from kinfolk.evaluation.zero_shot import TEMPLATES, read_lines
     from kinfolk.training.opened import open_run
 
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any picture is read
-    towers = opened.towers() if any(name not in OF_LABELS for name in wanted) else None
+    towers = opened.towers() if any(name in OF_CAPTIONS for name in wanted) else None
     names, sentences = None if classes is None else read_lines(classes), TEMPLATES if templates is None else read_lines(templates)
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, hierarchy=hierarchy, depth=depth, workers=workers)
     tell_refused(images)
-    labelled = any(name in OF_LABELS for name in wanted)
-    parts = take_parts(images, opened.features(images, progress=True)) if labelled else None
+    choices = Choices(seed, k, temperature, probe, shares, draws, epochs, metric, num_clusters, alpha, label_sets, names, sentences)
+    measures = Measures(opened, images, data or opened.config.data.source, choices, towers)
     results = {}
     try:
-        measures = (
-            {}
-            if parts is None
-            else {
-                "knn": lambda: run_knn(parts, k, temperature),
-                "linear": lambda: run_linear(parts, seed),
-                "clusters": lambda: run_clusters(parts, num_clusters),
-            }
-        )
-        if towers is not None:
-            measures |= {
-                "retrieval": lambda: run_retrieval(towers, images, progress=True),
-                "zero-shot": lambda: run_zero_shot(towers, images, classes=names, templates=sentences, progress=True),
-            }
         for name in wanted:
-            results[name] = {**measures[name](), "data": data or opened.config.data.source}
+            results[name] = measures(name)
             if images.classes is not None and depth is not None:
                 results[name] |= {"depth": depth, "classes": len(images.classes)}
             write_result(run, name, results[name])
     finally:  # what was measured is shown, also where the next protocol can't be
         if results:
-            _show(results)
+            show_results(results)
 
 
-def _wanted(protocol: str) -> list[str]:
-    import difflib
-
+def _listed(protocol: str) -> list[str]:
     names = [name.strip().lower() for name in protocol.split(",") if name.strip()]
     for name in names:
-        if name not in PROTOCOLS:
-            near = difflib.get_close_matches(name, PROTOCOLS, 1, 0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"unknown protocol {name!r}{hint} (there are: {', '.join(PROTOCOLS)})")
+        _known("protocol", name, PROTOCOLS)
     if not names:
         raise UsageError(f"--protocol names nothing to measure (there are: {', '.join(PROTOCOLS)})")
     return list(dict.fromkeys(names))
 
 
-def _show(results: dict[str, dict[str, object]]) -> None:
-    from rich.text import Text
+def _known(what: str, name: str, known: tuple[str, ...]) -> None:
+    import difflib
 
-    from kinfolk.cli.console import plain_table, screen
-
-    table = plain_table("protocol", "result", "measured on", right=("result",))
-    for name, result in results.items():
-        table.add_row(Text(name), Text(_figure(result), "bold"), Text(str(result["measured_on"])))
-    screen().print(table, soft_wrap=False)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, 0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"unknown {what} {name!r}{hint} (there are: {', '.join(known)})")
 
 
-def _figure(result: dict[str, object]) -> str:
-    """An accuracy, a mutual information with its deviation, or the recall of the first in both directions."""
-    if "image_to_text" in result:
-        shares = [result[name]["R@1"] for name in ("image_to_text", "text_to_image")]  # type: ignore[index]
-        return "R@1 " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(("i→t", "t→i"), shares, strict=True))
-    if "nmi" not in result:
-        return f"{100 * float(str(result['accuracy'])):.1f} %"
-    return f"NMI {100 * float(str(result['nmi'])):.1f} ± {100 * float(str(result['deviation'])):.1f} %"
+def _shares(percent: str) -> list[float]:
+    try:
+        shares = [float(text) / 100 for text in percent.split(",") if text.strip()]
+    except ValueError:
+        shares = []
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise UsageError(f"--percent (={percent}) must be numbers above 0 and at most 100, separated by commas, such as 100,10,1")
+    return shares

@@ -36,7 +36,7 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
     not UTF-8 or too long, where there is a column of captions. A Parquet list of captions gives one sample several.
     """
     name = f"`{path}`"
-    rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    rows = read_columns(path)
     found = {role: _pick(rows, role, getattr(columns or Columns(), role), name) for role in ("image", "caption", "label", "group", "split")}
     images = found["image"]
     assert images is not None
@@ -71,6 +71,11 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
         first.setdefault(image, len(items) - 1)
         paths.append(file)
     return FileSource(name, items, paths, classes, refused)
+
+
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a CSV, TSV or Parquet table by name; cells of the first two are text."""
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
 
 
 def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) -> list[Any] | None:

@@ -100,7 +100,12 @@ def nmi(features: Array, truth: Array, num_clusters: int | None = None, seeds: S
     unit_NF, truth_N = functional.normalize(features_NF[known_N], dim=1), truth_N[known_N]
     k = len(torch.unique(truth_N)) if num_clusters is None else num_clusters
     found = [label_nmi(kmeans(unit_NF, k, seed=seed).labels, truth_N) for seed in seeds]
-    return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else float("nan"))
+    return spread(found)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of one or more values; the deviation is that of a sample, with n − 1."""
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
 
 
 def quality_curve(epochs: Sequence[Mapping[str, Any]], names: Sequence[str] = ("nmi", "mtpr", "mtnr")) -> dict[str, list[float]]:

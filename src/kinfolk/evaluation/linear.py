@@ -5,6 +5,7 @@ Dimension key: N training samples, F features, S strengths.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     Array = Tensor | np.ndarray
 
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
+"""Samples to choose a strength by, and how often another part is held out where one has fewer."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,9 @@ def linear_probe(
 
     The strength is the one with the best accuracy on a stratified, held-out part of the **training** labels (the stronger in a tie); the
     classifier is then fitted again on all training labels and meets the test labels once. Features are standardised by mean and deviation
-    of what is fitted. Samples without a label (−1) are left out. A class with one training sample is never held out; where no class has
-    two, nothing can be held out and the middle strength is taken.
+    of what is fitted. Samples without a label (−1) are left out. Of few samples several parts are held out in turn, up to five, and the
+    mean decides. A class with one training sample is never held out; where no class has two, nothing can be held out and the middle
+    strength is taken.
 
     Args:
         train_x, test_x: (N, F), (M, F).
@@ -72,8 +76,8 @@ def linear_probe(
         raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
     if not 0 < holdout < 1:
         raise ValueError(f"`holdout` (={holdout}) must be in (0, 1)")
-    x, y = _labelled(train_x, train_y, "train")
-    xt, yt = _labelled(test_x, test_y, "test")
+    x, y = labelled(train_x, train_y, "train")
+    xt, yt = labelled(test_x, test_y, "test")
     if len(np.unique(y)) < 2:
         raise KinfolkError(f"A linear probe needs at least two classes; all {len(y)} labelled training samples are of class {y[0]}.")
     ordered = sorted(strengths, reverse=True)
@@ -81,19 +85,23 @@ def linear_probe(
     strength = ordered[len(ordered) // 2]
     held = held_out_part(y, holdout, seed)
     if len(ordered) > 1 and held.any() and len(np.unique(y[~held])) > 1:
-        probe = _Probe(x[~held], y[~held], max_iter)
-        for candidate in ordered:
-            probe.fit(candidate)
-            held_out[candidate] = probe.accuracy(x[held], y[held])
+        repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum()))
+        for repeat in range(repeats):
+            held = held_out_part(y, holdout, seed, repeat)
+            probe = Probe(x[~held], y[~held], max_iter)
+            for candidate in ordered:
+                probe.fit(candidate)
+                held_out[candidate] = held_out.get(candidate, 0.0) + probe.accuracy(x[held], y[held]) / repeats
         strength = max(ordered, key=lambda candidate: held_out[candidate])
-    probe = _Probe(x, y, max_iter)
+    probe = Probe(x, y, max_iter)
     converged = probe.fit(strength)
     return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged)
 
 
-def held_out_part(y: np.ndarray, share: float, seed: int) -> np.ndarray:
+def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
     """(N,) True for the samples held out: of each class with at least two samples `share`, rounded, at least one and never all."""
-    order = torch.randperm(len(y), generator=generator(seed, "linear-holdout")).numpy()
+    key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
+    order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
     held = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         members = order[y[order] == label]
@@ -102,7 +110,7 @@ def held_out_part(y: np.ndarray, share: float, seed: int) -> np.ndarray:
     return held
 
 
-class _Probe:
+class Probe:
     """Logistic regression on standardised features; every fit starts afresh, so that the chosen strength means the same in the last one."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
@@ -124,14 +132,24 @@ class _Probe:
             self.model.fit(self.x, self.y)
         return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """(M,) the class each row is given."""
+        return np.asarray(self.model.predict(self._standardised(x)))
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """(M, K) the logits of the classes in order; (M,) of the higher one where there are two."""
+        return np.asarray(self.model.decision_function(self._standardised(x)))
+
     def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        return float((self.model.predict(self._standardised(x)) == y).mean())
+        """Share of the rows whose class is found."""
+        return float((self.predict(x) == y).mean())
 
     def _standardised(self, x: np.ndarray) -> np.ndarray:
         return np.asarray((x - self.mean) / self.deviation)
 
 
-def _labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
+def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Features as float32 and labels, of the labelled samples alone; what can't be used is refused. `part`: "train" or "test"."""
     features = x.detach().cpu().float().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float32)
     labels = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if features.ndim != 2 or labels.shape != features.shape[:1]:

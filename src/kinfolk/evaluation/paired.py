@@ -17,7 +17,7 @@ from kinfolk.data.text import TextData
 from kinfolk.data.tokenizer import Tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.embed import Preparation, embed, evaluating
-from kinfolk.evaluation.protocols import TEST_SPLITS
+from kinfolk.evaluation.parts import TEST_SPLITS
 from kinfolk.evaluation.retrieval import retrieval
 from kinfolk.evaluation.zero_shot import TEMPLATES, class_embeddings, embedder, zero_shot
 from kinfolk.models.pair import Pair

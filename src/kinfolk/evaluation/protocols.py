@@ -1,54 +1,19 @@
-"""The protocols as `kinfolk eval` runs them: which samples train, which test.
+"""The protocols as `kinfolk eval` runs them on the encoder's features: nearest neighbours, linear probes, transfer, clusters.
 
-Dimension key: N training samples, M test samples, F features.
+Each returns what `RUN/eval/PROTOCOL.json` holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kinfolk.errors import UsageError
 from kinfolk.evaluation.clusters import SEEDS
-
-if TYPE_CHECKING:
-    from kinfolk.data.images import ImageData
-
-TEST_SPLITS = ("test", "val", "valid", "validation")
-HELD_OUT = 0.2
-"""Share of the samples the linear probe is tested on where the data has no test split."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Labelled features, for training a classifier and for testing it; without a test split the latter is None."""
-
-    train_x: NDArray[np.float32]
-    train_y: NDArray[np.int64]
-    test_x: NDArray[np.float32] | None
-    test_y: NDArray[np.int64] | None
-    test_split: str
-
-
-def take_parts(images: ImageData, features_NF: NDArray[np.float32]) -> Parts:
-    """Divides the features by split."""
-    samples = images.samples
-    if samples.labels is None or not (samples.labels >= 0).any():
-        raise UsageError(
-            "the data has no labels to measure with; give labelled data, or --labels-from-folders if its folders are the classes"
-        )
-    splits = np.asarray(samples.splits)
-    labelled = samples.labels >= 0
-    present = [split for split in TEST_SPLITS if (labelled & (splits == split)).any()]
-    train = labelled & (splits == "train")
-    if not present or not train.any():
-        return Parts(features_NF[labelled], samples.labels[labelled], None, None, "")
-    test = labelled & (splits == present[0])
-    return Parts(features_NF[train], samples.labels[train], features_NF[test], samples.labels[test], present[0])
+from kinfolk.evaluation.parts import Parts, divide
 
 
 def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
@@ -61,28 +26,77 @@ def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
     return {"accuracy": accuracy, "k": k, "temperature": temperature, "train": len(parts.train_y), "test": tested, "measured_on": where}
 
 
-def run_linear(parts: Parts, seed: int) -> dict[str, Any]:
+def run_linear(parts: Parts, seed: int, probe: str = "lbfgs", *, progress: bool = False) -> dict[str, Any]:
     """Linear probe, on the test split or on a held-out fifth of each class."""
-    from kinfolk.evaluation.linear import held_out_part, linear_probe
+    from kinfolk.evaluation.gradient_probe import gradient_probe
+    from kinfolk.evaluation.linear import linear_probe
 
-    train_x, train_y, test_x, test_y = parts.train_x, parts.train_y, parts.test_x, parts.test_y
-    where = f"{parts.test_split} split"
-    if test_x is None or test_y is None:
-        held = held_out_part(train_y, HELD_OUT, seed)
-        if not held.any():
-            raise UsageError("the linear probe needs at least two samples of a class, or a test split")
-        train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
-        where = f"{HELD_OUT:.0%} of each class, held out"
-    result = linear_probe(train_x, train_y, test_x, test_y, seed=seed)
+    used = divide(parts, seed, "the linear probe")
+    given = (used.train_x, used.train_y, used.test_x, used.test_y)
+    if probe == "lbfgs":
+        fitted = linear_probe(*given, seed=seed)
+        found = {"accuracy": fitted.accuracy, "strength": fitted.strength, "converged": fitted.converged}
+    else:
+        trained = gradient_probe(*given, probe, seed=seed, progress=progress)
+        found = {"accuracy": trained.accuracy, "epochs": trained.epochs, "loss": trained.loss}
+    counts = {"train": len(used.train_y), "test": len(used.test_y)}
+    return {**found, "probe": probe, **counts, "seed": seed, "measured_on": used.measured_on}
+
+
+def run_semi(
+    parts: Parts, seed: int, probe: str = "lbfgs", *, fractions: Sequence[float], draws: int, progress: bool = False
+) -> dict[str, Any]:
+    """Linear probes on shares of the labels; `accuracy` is the mean over the shares, as in Table 1 of the GloFND paper."""
+    from kinfolk.evaluation.semi import semi_supervised
+
+    used = divide(parts, seed, "the linear probe")
+    given = (used.train_x, used.train_y, used.test_x, used.test_y)
+    found = semi_supervised(*given, fractions=fractions, draws=draws, probe=probe, seed=seed, progress=progress)
     return {
-        "accuracy": result.accuracy,
-        "strength": result.strength,
-        "converged": result.converged,
-        "train": len(train_y),
-        "test": len(test_y),
+        "accuracy": statistics.fmean(each.accuracy for each in found),
+        "fractions": [
+            {"fraction": each.fraction, "labels": each.labels, "accuracy": each.accuracy, "deviation": each.deviation} for each in found
+        ],
+        "draws": draws,
+        "probe": probe,
+        "train": len(used.train_y),
+        "test": len(used.test_y),
         "seed": seed,
-        "measured_on": where,
+        "measured_on": used.measured_on,
     }
+
+
+def run_transfer(
+    parts: Parts, seed: int, source: str, metric: str | None, before: Mapping[str, Any] | None = None, *, progress: bool = False
+) -> dict[str, Any]:
+    """Logistic regression on one more data set; what was measured `before` on others is kept. `accuracy` is the mean over the sets."""
+    from kinfolk.evaluation.transfer import metric_of, transfer
+
+    used = divide(parts, seed, "transfer")
+    several = used.train_y.ndim == 2
+    chosen: Any = metric or ("map" if several else metric_of(source))
+    found = transfer(used.train_x, used.train_y, used.test_x, used.test_y, chosen, seed=seed, progress=progress)
+    name = PurePath(source).stem if PurePath(source).suffix in (".npz", ".npy", ".csv", ".tsv", ".parquet") else PurePath(source).name
+    own = {
+        "name": name,
+        "metric": found.metric,
+        "accuracy": found.value,
+        "top1": found.top1,
+        "mean_per_class": found.mean_per_class,
+        "map": found.map,
+        "map_11": found.map_11,
+        "strength": found.strength,
+        "converged": found.converged,
+        "train": len(used.train_y),
+        "test": len(used.test_y),
+        "seed": seed,
+        "data": source,
+        "measured_on": used.measured_on,
+    }
+    sets = [each for each in (before or {}).get("sets", []) if each.get("name") != name]
+    sets = sorted([*sets, own], key=lambda each: str(each["name"]))
+    where = used.measured_on if len(sets) == 1 else f"{len(sets)} data sets"
+    return {"accuracy": statistics.fmean(each["accuracy"] for each in sets), "sets": sets, "measured_on": where}
 
 
 def run_clusters(parts: Parts, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:

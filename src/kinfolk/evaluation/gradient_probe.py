@@ -1,0 +1,150 @@
+"""The linear probe as the papers train it: one fully connected layer by gradient descent on frozen features.
+
+    glofnd   AdamW, rate 0.1, batch 1024, 90 epochs on all labels, 285 on a tenth, 900 on fewer       GloFND, appendix D.1
+    ifnd     SGD, rate 10, momentum 0.9, batch 256, 100 epochs, rate × 0.1 at 60 and 80               IFND, appendix C; MoCo v2
+    ring     SGD, rate 0.01, momentum 0.9, batch 256, 100 epochs, constant rate                       Ring, section 5
+
+None of them decays weights. Deviates from the papers in: features are standardised, and for `glofnd` and `ifnd` scaled to a mean squared
+norm of 1, so that a rate means the same for any encoder; GloFND's early stopping on what is tested on is left out, and its rate falls
+to 0 by a cosine. Augmented features, of which the papers make new ones for every epoch, are given as several versions, used in turn.
+
+Dimension key: N training samples, F features, V versions, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from kinfolk.data.progress import show_progress
+from kinfolk.data.seeding import generator
+from kinfolk.errors import KinfolkError
+from kinfolk.evaluation.linear import labelled
+
+if TYPE_CHECKING:
+    Array = Tensor | np.ndarray
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How a probe is trained; `epochs` is of all labels, and with `grows` of a share f of them epochs / √f, at most ten times as many."""
+
+    optimizer: Literal["sgd", "adamw"]
+    lr: float
+    batch_size: int
+    epochs: int
+    schedule: Literal["cosine", "steps", "constant"]
+    grows: bool = False
+    unit_norm: bool = True
+
+    def epochs_of(self, fraction: float) -> int:
+        return min(10 * self.epochs, round(self.epochs / math.sqrt(fraction))) if self.grows else self.epochs
+
+    def factor(self, progress: float) -> float:
+        """What the rate is multiplied by after this share of the epochs."""
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * progress)) / 2
+        return 1.0 if self.schedule == "constant" else 0.1 ** ((progress >= 0.6) + (progress >= 0.8))
+
+
+PROBES = {
+    "glofnd": ProbeSettings("adamw", 0.1, 1024, 90, "cosine", grows=True),
+    "ifnd": ProbeSettings("sgd", 10.0, 256, 100, "steps"),
+    "ring": ProbeSettings("sgd", 0.01, 256, 100, "constant", unit_norm=False),
+}
+
+
+@dataclass(frozen=True)
+class GradientResult:
+    """What a probe came to.
+
+    Args:
+        accuracy: share of test samples that are classified rightly, in [0, 1], after the last epoch.
+        epochs: how many there were.
+        loss: mean cross-entropy over the last epoch.
+    """
+
+    accuracy: float
+    epochs: int
+    loss: float
+
+
+def gradient_probe(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    settings: ProbeSettings | str = "glofnd",
+    *,
+    fraction: float = 1.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> GradientResult:
+    """Accuracy of a linear classifier trained by gradient descent on frozen features. The test labels are met once, at the end.
+
+    Args:
+        train_x: (N, F), or (V, N, F): versions of the features, such as of augmented pictures; epoch e sees version e mod V.
+        train_y, test_x, test_y: as `linear_probe`.
+        settings: a name of the module docstring, or others.
+        fraction: which share of all labels the training part is; GloFND trains longer on fewer.
+        seed: of the order of the samples.
+        progress: whether to show a bar.
+    """
+    chosen = _settings(settings)
+    versions = train_x if train_x.ndim == 3 else train_x[None]
+    parts = [labelled(version, train_y, "train") for version in versions]
+    x_VNF, y_N = np.stack([x for x, _ in parts]), parts[0][1]
+    xt, yt = labelled(test_x, test_y, "test")
+    classes_K, class_N = np.unique(y_N, return_inverse=True)
+    if len(classes_K) < 2:
+        raise KinfolkError(f"A linear probe needs at least two classes; all {len(y_N)} labelled training samples are of class {y_N[0]}.")
+    mean_F, deviation_F = x_VNF.mean((0, 1), dtype=np.float64), x_VNF.std((0, 1), dtype=np.float64)
+    scale_F = np.where(deviation_F > 0, deviation_F, 1.0) * (math.sqrt(x_VNF.shape[2]) if chosen.unit_norm else 1.0)
+    inputs, tested = (torch.from_numpy(((x - mean_F) / scale_F).astype(np.float32)) for x in (x_VNF, xt))
+    epochs = chosen.epochs_of(fraction)
+    layer, loss = _trained(inputs, torch.from_numpy(class_N), len(classes_K), chosen, epochs, seed, progress)
+    with torch.no_grad():
+        predicted = classes_K[layer(tested).argmax(1).numpy()]
+    return GradientResult(float((predicted == yt).mean()), epochs, loss)
+
+
+def _trained(
+    x_VNF: Tensor, class_N: Tensor, num_classes: int, how: ProbeSettings, epochs: int, seed: int, progress: bool
+) -> tuple[nn.Linear, float]:
+    num_versions, num, size = x_VNF.shape
+    layer = nn.Linear(size, num_classes, device="meta").to_empty(device="cpu")  # no random number is drawn
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    optimizer: torch.optim.Optimizer
+    if how.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=how.lr, weight_decay=0.0)
+    else:
+        optimizer = torch.optim.SGD(layer.parameters(), lr=how.lr, momentum=0.9)
+    scheduler = LambdaLR(optimizer, lambda epoch: how.factor(epoch / epochs))
+    total = 0.0
+    for epoch in show_progress(range(epochs), epochs, "Linear probe", enabled=progress):
+        total = 0.0
+        order_N = torch.randperm(num, generator=generator(seed, "gradient-probe", epoch))
+        for ids_B in order_N.split(how.batch_size):  # type: ignore[no-untyped-call]
+            loss = functional.cross_entropy(layer(x_VNF[epoch % num_versions, ids_B]), class_N[ids_B])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += float(loss.detach()) * len(ids_B)
+        scheduler.step()
+    return layer, total / num
+
+
+def _settings(settings: ProbeSettings | str) -> ProbeSettings:
+    if isinstance(settings, ProbeSettings):
+        return settings
+    if settings not in PROBES:
+        raise ValueError(f"`settings` (={settings!r}) must be one of {', '.join(PROBES)}")
+    return PROBES[settings]

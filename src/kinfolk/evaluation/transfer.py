@@ -1,0 +1,149 @@
+"""Transfer: ℓ2-regularised logistic regression on frozen features of another data set, measured as that data set's paper has it.
+
+GloFND paper, appendix D.1, and Kornblith et al., Do Better ImageNet Models Transfer Better?, 2019:
+
+    minimise over w    Σ cross-entropy + strength / 2 · ‖w‖²,    10 strengths, log-spaced in 10⁻⁶ … 10⁵
+
+Deviates from the GloFND paper in: the strength is chosen on held-out **training** labels, not on the test set; features are standardised.
+
+Dimension key: N training samples, M test samples, F features, K classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import torch
+
+from kinfolk.data.progress import show_progress
+from kinfolk.data.seeding import generator
+from kinfolk.errors import KinfolkError
+from kinfolk.evaluation.classifiers import Metric, classifier
+from kinfolk.evaluation.linear import held_out_part, labelled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Array = Tensor | np.ndarray
+
+STRENGTHS = tuple(10 ** (-6 + 11 * i / 9) for i in range(10))
+BY_NAME: tuple[tuple[str, Metric], ...] = (("voc", "map"), ("pets?|caltech|flowers?|aircraft", "mean-per-class"))
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    """What the classifier came to on the test part; shares in [0, 1].
+
+    Args:
+        value: of the metric that was asked for.
+        metric: which one.
+        top1: share of samples classified rightly; NaN of samples with several labels.
+        mean_per_class: mean over the classes of the share of their samples classified rightly; NaN as above.
+        map, map_11: mean average precision over the classes, by area and by 11 points as in VOC 2007; NaN unless asked for.
+        strength: the chosen ℓ2 penalty.
+        held_out: the metric on the held-out training labels for each strength, strongest first.
+        converged: whether the final fit reached its tolerance.
+    """
+
+    value: float
+    metric: Metric
+    top1: float
+    mean_per_class: float
+    map: float
+    map_11: float
+    strength: float
+    held_out: dict[float, float]
+    converged: bool
+
+
+def metric_of(name: str) -> Metric:
+    """The metric of a data set, by its name: mAP for VOC, mean per class for Pets, Caltech-101, Flowers and Aircraft, else top-1.
+
+    Example:
+        >>> metric_of("data/oxford-iiit-pet"), metric_of("VOC2007.csv"), metric_of("cifar10.npz")
+        ('mean-per-class', 'map', 'top1')
+    """
+    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
+    return next((metric for pattern, metric in BY_NAME if re.search(rf"(?<![a-z])({pattern})(?![a-z])", last)), "top1")
+
+
+def transfer(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    metric: Metric = "top1",
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    holdout: float = 0.2,
+    seed: int = 0,
+    max_iter: int = 1000,
+    progress: bool = False,
+) -> TransferResult:
+    """Logistic regression on frozen features, its strength the best by `metric` on a held-out part of the training labels (the stronger in
+    a tie); then it is fitted again on all of them and meets the test labels once.
+
+    Args:
+        train_x, test_x: (N, F), (M, F).
+        train_y, test_y: (N,), (M,) classes, −1: unlabelled, left out; or, for "map", (N, K), (M, K): 1 has the label, 0 has not, −1: does
+            not count, one classifier for each label.
+        metric: "top1", "mean-per-class" or "map".
+        strengths: ℓ2 penalties to choose from, for the *sum* of the losses.
+        holdout: share of each class that is held out; without a class of two samples nothing is, and the middle strength is taken.
+        seed: of the held-out part.
+        max_iter: L-BFGS iterations of a fit.
+        progress: whether to show a bar.
+    """
+    if metric not in get_args(Metric):
+        raise ValueError(f"`metric` (={metric!r}) must be one of {', '.join(get_args(Metric))}")
+    if not strengths or not min(strengths) > 0:
+        raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
+    if not 0 < holdout < 1:
+        raise ValueError(f"`holdout` (={holdout}) must be in (0, 1)")
+    several = train_y.ndim == 2
+    if several and metric != "map":
+        raise ValueError(f"`metric` (={metric!r}) must be map where samples have several labels")
+    x, y, xt, yt = _parts(train_x, train_y, test_x, test_y)
+    ordered = sorted(strengths, reverse=True)
+    strength, held_out = ordered[len(ordered) // 2], dict[float, float]()
+    held = _held_out(y, holdout, seed)
+    trial = classifier(x[~held], y[~held], metric, max_iter) if len(ordered) > 1 and held.any() else None
+    if trial is not None:
+        for candidate in show_progress(ordered, len(ordered), "Transfer", enabled=progress):
+            trial.fit(candidate)
+            held_out[candidate] = trial.measure(x[held], y[held])[metric]
+        strength = max(ordered, key=lambda candidate: np.nan_to_num(held_out[candidate], nan=-1.0))
+    final = classifier(x, y, metric, max_iter)
+    if final is None:
+        what = "labels that some samples have and others have not" if several else f"at least two classes; all {len(y)} are of class {y[0]}"
+        raise KinfolkError(f"Logistic regression needs {what}.")
+    converged = final.fit(strength)
+    found = final.measure(xt, yt)
+    top1, per_class, area, eleven = (found[name] for name in ("top1", "mean-per-class", "map", "map-11"))
+    return TransferResult(found[metric], metric, top1, per_class, area, eleven, strength, held_out, converged)
+
+
+def _held_out(y: np.ndarray, share: float, seed: int) -> np.ndarray:
+    if y.ndim == 1:
+        return held_out_part(y, share, seed)
+    held = np.zeros(len(y), dtype=bool)
+    held[torch.randperm(len(y), generator=generator(seed, "transfer-holdout")).numpy()[: round(share * len(y))]] = True
+    return held
+
+
+def _parts(train_x: Array, train_y: Array, test_x: Array, test_y: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    if train_y.ndim == 1:
+        return *labelled(train_x, train_y, "train"), *labelled(test_x, test_y, "test")
+    found = []
+    for x, y, part in ((train_x, train_y, "train"), (test_x, test_y, "test")):
+        sets = np.asarray(y)
+        if sets.ndim != 2 or sets.shape[1] != np.asarray(train_y).shape[1]:
+            raise ValueError(f"`{part}_y` (={sets.shape}) must have the shape (samples, labels), as many labels in both parts")
+        known = (sets >= 0).any(1)
+        features, _ = labelled(x, np.where(known, 0, -1), part)
+        found += [features, sets[known]]
+    return found[0], found[1], found[2], found[3]

@@ -1,0 +1,93 @@
+"""Fine-tuning: learns, leaves the encoder as it was, is seeded, copes with tiny and odd label sets."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.views import Views
+from kinfolk.errors import KinfolkError
+from kinfolk.evaluation.finetune import finetune
+from kinfolk.models import build_encoder
+
+VIEWS = Views("plain", 8, scale=(0.8, 1.0))
+
+
+class Pictures:
+    """Stands for the prepared data: bright and dark pictures, in turn."""
+
+    def __init__(self, count: int, classes: int = 2) -> None:
+        self.labels = torch.arange(count) % classes
+        noise = torch.randint(0, 60, (count, 8, 8, 3), generator=torch.Generator().manual_seed(0))
+        self.all = (noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        return self.all[ids]
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        return torch.ones(len(ids))
+
+    def part(self, *where: int) -> tuple[Tensor, Tensor]:
+        ids = torch.arange(*where)
+        return ids, self.labels[ids]
+
+
+@pytest.fixture
+def encoder() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build_encoder("resnet10", stem="cifar", width=4).eval()
+
+
+def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> None:
+    data = Pictures(80)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    random = torch.get_rng_state()
+    found = finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16)
+    assert found.accuracy > 0.9
+    assert (found.epochs, found.steps) == (6, 18)
+    assert math.isnan(found.top5)
+    assert found.loss < 0.6
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    assert not encoder.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16) == found
+    assert finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16, seed=1) != found
+
+
+def test_few_samples_are_met_more_often(encoder: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "FEWEST_STEPS", 25)  # the function has its name
+    data = Pictures(20)
+    found = finetune(encoder, data, VIEWS, data.part(2), data.part(2, 20))
+    assert (found.epochs, found.steps) == (25, 25)
+    odd = finetune(encoder, data, VIEWS, data.part(3), data.part(3, 20), epochs=1, batch_size=2)
+    assert odd.steps == 1, "no batch of a single sample"
+
+
+def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
+    data = Pictures(40, classes=8)
+    known = data.labels < 7
+    train = torch.arange(40)[known][:28], data.labels[known][:28]
+    found = finetune(encoder, data, VIEWS, train, data.part(32, 40), epochs=1)
+    assert 0 <= found.accuracy <= found.top5 <= 7 / 8
+
+
+def test_wrong_use(encoder: torch.nn.Module) -> None:
+    data = Pictures(10)
+    one = torch.tensor([0, 2]), torch.tensor([0, 0])
+    with pytest.raises(KinfolkError, match="at least two classes; the 2 labelled training samples have 1"):
+        finetune(encoder, data, VIEWS, one, data.part(5, 10))
+    with pytest.raises(KinfolkError, match="test part has no labelled samples"):
+        finetune(encoder, data, VIEWS, data.part(5), data.part(0))
+    with pytest.raises(ValueError, match=r"`batch_size` \(=1\)"):
+        finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), batch_size=1)
+    with pytest.raises(ValueError, match=r"`epochs` \(=0\)"):
+        finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), epochs=0)
+    with pytest.raises(KinfolkError, match="not finite"):
+        finetune(encoder, data, VIEWS, data.part(5), data.part(5, 10), epochs=4, lr=1e30)
