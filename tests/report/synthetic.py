@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from safetensors.numpy import save_file
+from torch import nn
 
+import kinfolk as kf
 from kinfolk.data.images import ImageData
 from kinfolk.data.quarantine import write_quarantine
 from kinfolk.data.samples import Samples
+from kinfolk.frameworks import SimCLR
 
 HOSTILE = [
     "<script>window.hacked=1</script>.png",
@@ -79,9 +83,30 @@ def metrics(epochs: int = 12) -> list[dict[str, float]]:
         row = {"epoch": epoch, "step": epoch * 10, "loss": 4 + math.exp(-epoch / 3), "lr": 0.03 * (1 - epoch / epochs)}
         row |= {"flagged": 0.01, "precision": 0.7, "recall": 0.1 + epoch / 100, "f1": 0.2, "images_per_second": 900.0, "seconds": 2.5}
         row |= {"tp_similarity": 0.9 - 0.3 / epoch, "fn_similarity": 0.2 - epoch / 100}
-        row |= {"mtpr": epoch / 30, "mtnr": 0.99, "nmi": 0.2 + epoch / 40}
+        row |= {"mtpr": epoch / 30, "mtnr": 0.99, "nmi": 0.2 + epoch / 40, "refresh_seconds": 0.5}
         rows.append(row | ({"knn": 1 - math.exp(-epoch / 4)} if epoch % 2 == 0 else {}))
     return rows
+
+
+def method(data: ImageData, detector: bool = True) -> SimCLR:
+    """A trained method, as far as the page can tell; its detector flags every similarity above 0.9."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8))
+    found = kf.GloFND(data.num_train, alpha=0.1) if detector else None
+    if found is not None:
+        found.store.threshold.fill_(0.9)
+    return SimCLR(encoder, nn.Identity(), detector=found).eval()
+
+
+def add_snapshots(run: Path, data: ImageData, *, pseudo: bool = True) -> None:
+    """After epochs 1, 6 and 12, of every second training sample; clusters from epoch 6 on, a part of them accepted."""
+    ids, x = np.arange(0, data.num_train, 2), features(data)
+    (run / "snapshots").mkdir()
+    for epoch in (1, 6, 12):
+        arrays = {"ids": ids, "embedding": x[ids].astype(np.float16)}
+        if pseudo and epoch > 1:
+            arrays["pseudo"] = np.where(np.arange(len(ids)) % 12 < epoch, ids % 5, -1)
+        save_file(arrays, run / "snapshots" / f"epoch-{epoch:04d}.safetensors")
 
 
 def make_run(path: Path, *, bare: bool = False, data: ImageData | None = None, config: dict[str, Any] | None = None) -> Path:

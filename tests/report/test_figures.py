@@ -13,11 +13,18 @@ from tests.report.synthetic import metrics
 
 def test_every_metric_has_its_panel() -> None:
     panels = {panel.id: panel for panel in curve_panels(metrics())}
-    assert list(panels) == ["loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed"]
+    assert list(panels) == ["loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed", "cost"]
     assert [trace["name"] for trace in panels["detection"].figure["data"]] == ["Precision", "Recall", "F1"]
     assert [trace["name"] for trace in panels["clusters"].figure["data"]] == ["MTPR", "MTNR", "NMI"]
     assert [trace["name"] for trace in panels["similarity"].figure["data"]] == ["True positives", "False negatives"]
+    assert [trace["name"] for trace in panels["cost"].figure["data"]] == ["Steps", "Refresh"]
     assert panels["knn"].figure["data"][0]["x"] == [2, 4, 6, 8, 10, 12]
+
+
+def test_the_levels_of_a_hierarchy_have_a_panel() -> None:
+    rows = [{"epoch": 1.0, "conforming": 0.9, "clustered": 0.5, "largest_cluster": 0.1}]
+    (panel,) = curve_panels(rows)
+    assert panel.description == "Conforming: 90.0% in epoch 1; Clustered: 50.0% in epoch 1; Largest: 10.0% in epoch 1"
 
 
 def test_what_the_run_has_not_is_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from kinfolk.report import write_report
-from kinfolk.report.page import script_json
+from kinfolk.report.shell import script_json
 from tests.report.browser import Opened, launched, open_page
-from tests.report.synthetic import CONFIG, HOSTILE, features, images, make_run
+from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, features, images, make_run, method
+
+CURVES = ("loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed", "cost")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,11 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = images(classes=["cat", "dog", "fox"])
-    return write_report(make_run(tmp_path_factory.mktemp("full") / "run", data=data), data, features(data))
+    run = make_run(tmp_path_factory.mktemp("full") / "run", data=data)
+    add_snapshots(run, data)
+    rows = [{"fraction": 0.01, "accuracy": 0.5, "deviation": 0.02}, {"fraction": 1.0, "accuracy": 0.9, "deviation": None}]
+    (run / "eval" / "semi.json").write_text(json.dumps({"protocol": "semi", "accuracy": 0.7, "fractions": rows}), encoding="utf-8")
+    return write_report(run, data, features(data), method(data))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("hostile") / "<img src=x onerror=window.hacked=5>", data=data, config=config)
     (run / "eval" / "<b onclick=alert(1)>.json").write_text('{"accuracy": 2, "<i>": "</script><script>window.hacked=6</script>"}')
     (run / "quarantine.csv").write_text("path,reason\n" + '"<script>window.hacked=7</script>","</ul><script>window.hacked=8</script>"\n')
-    return write_report(run, data, features(data))
+    add_snapshots(run, data)
+    return write_report(run, data, features(data), method(data))
 
 
 def assert_quiet(opened: Opened) -> None:
@@ -46,8 +54,8 @@ def assert_quiet(opened: Opened) -> None:
 def test_everything_is_drawn(browser: Any, full: Path, width: int, scheme: str) -> None:
     opened = open_page(browser, full, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = opened.page
-    assert page.locator(".panels figure").count() == 8
-    for panel in ("loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed"):
+    assert page.locator("#curves .panels figure").count() == len(CURVES)
+    for panel in (*CURVES, "levels", "fractions"):
         assert page.locator(f"#plot-{panel} path.js-line").count() >= 1, panel
         assert page.locator(f"#plot-{panel}").get_attribute("aria-label"), panel
     assert page.locator("#plot-map .point").count() == 80
@@ -55,7 +63,9 @@ def test_everything_is_drawn(browser: Any, full: Path, width: int, scheme: str) 
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator("#results tbody tr").count() == 2
+    assert page.locator("#results tbody tr").count() == 3
+    assert [page.locator(f"#plot-stage-{epoch} .point").count() for epoch in (1, 6, 12)] == [30] * 3
+    assert page.locator("#cards .card").count() == 24
     assert_quiet(opened)
 
 
@@ -64,26 +74,25 @@ def hover(page: Any, sample: int) -> None:
     box = page.locator("#plot-map .point").nth(sample).bounding_box()
     page.mouse.move(0, 0)
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
-    page.wait_for_selector("#tip:not([hidden])")
+    page.wait_for_selector("#map .tip:not([hidden])")
 
 
 def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None:
     opened = open_page(browser, full)
     hover(opened.page, 5)
-    tip = opened.page.locator("#tip")
+    tip = opened.page.locator("#map .tip")
     key = tip.locator(".key").inner_text()
     number = int(key.removeprefix("animals/").removesuffix(".png"))
     assert tip.locator("b").inner_text() == ["cat", "dog", "fox"][number % 3]
-    position, size, source = opened.page.evaluate(
+    position, source = opened.page.evaluate(
         """() => {
-            const style = getComputedStyle(document.querySelector("#tip .tile"));
-            return [style.backgroundPosition, style.width, style.backgroundImage];
+            const style = getComputedStyle(document.querySelector("#map .tip .tile"));
+            return [style.backgroundPosition, style.backgroundImage];
         }"""
     )
-    side = float(size.removesuffix("px"))
-    left, top = (float(part.removesuffix("px")) for part in position.split())
+    left, top = (float(part.removesuffix("%")) / 100 * 8 for part in position.split())
     assert source.startswith('url("data:image/webp')
-    assert (-left / side, -top / side) == (number % 9, number // 9)  # 80 pictures: a sheet of 9 columns
+    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)  # 80 pictures: a sheet of 9 columns and rows
     assert_quiet(opened)
 
 
@@ -97,9 +106,9 @@ def test_a_class_can_be_highlighted_and_the_keyboard_walks_it(browser: Any, full
     page.locator("#plot-map").focus()
     for expected in ("animals/0001.png", "animals/0004.png"):
         page.keyboard.press("ArrowRight")
-        assert page.locator("#tip .key").inner_text() == expected
+        assert page.locator("#map .tip .key").inner_text() == expected
     page.keyboard.press("Escape")
-    assert not page.locator("#tip").is_visible()
+    assert not page.locator("#map .tip").is_visible()
     assert_quiet(opened)
 
 
@@ -129,11 +138,16 @@ def test_hostile_names_stay_text(browser: Any, hostile: Path) -> None:
     for sample in range(len(HOSTILE)):
         page.locator("#plot-map").focus()
         page.keyboard.press("ArrowRight")
-        shown = page.locator("#tip .key").evaluate("element => element.textContent")
+        shown = page.locator("#map .tip .key").evaluate("element => element.textContent")
         assert shown == HOSTILE[sample].encode("utf-16", "surrogatepass").decode("utf-16", "replace") or "\udce9" in HOSTILE[sample]
     for button in page.locator("#legend button").all():
         button.click()
     page.locator("#data details summary").click()
+    page.locator("#of-label").select_option(index=3)
+    page.locator("#cards button.tile").first.click()
+    page.locator("#plot-stage-6").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#stages .tip:visible .key").count() == 1
     assert page.evaluate("window.hacked") is None
     assert page.locator("h1").inner_text() == "<img src=x onerror=window.hacked=5>"
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
@@ -154,7 +168,7 @@ def test_no_other_script_may_run(browser: Any, full: Path, tmp_path: Path) -> No
 def test_a_run_with_nothing_but_its_configuration(browser: Any, tmp_path: Path) -> None:
     config = {**CONFIG, "data": {**CONFIG["data"], "source": "nowhere-at-all"}}
     opened = open_page(browser, write_report(make_run(tmp_path / "run", bare=True, config=config)))
-    assert opened.page.locator(".panels, #results, #plot-map, #views, #data").count() == 0
+    assert opened.page.locator(".panels, #results, #gallery, #plot-map, #stages, #views, #data").count() == 0
     assert "no map" in opened.page.locator("#map").inner_text()
     assert "resnet10" in opened.page.locator("#config").inner_text()
     assert_quiet(opened)
@@ -162,10 +176,16 @@ def test_a_run_with_nothing_but_its_configuration(browser: Any, tmp_path: Path) 
 
 def test_without_labels_points_have_one_colour(browser: Any, tmp_path: Path) -> None:
     data = images(num=20)
-    opened = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data)))
-    assert opened.page.locator("#legend").is_hidden()
-    assert len(set(opened.page.evaluate("[...document.querySelectorAll('#plot-map .point')].map(p => p.style.fill)"))) == 1
-    assert "PCA" in opened.page.locator("#map .intro").inner_text()
+    run = make_run(tmp_path / "run", data=data)
+    add_snapshots(run, data, pseudo=False)
+    opened = open_page(browser, write_report(run, data, features(data), method(data)))
+    page = opened.page
+    assert page.locator("#legend").is_hidden()
+    for plot in ("map", "stage-12"):
+        assert len(set(page.evaluate(f"[...document.querySelectorAll('#plot-{plot} .point')].map(p => p.style.fill)"))) == 1
+    assert "PCA" in page.locator("#map .intro").inner_text()
+    assert page.locator("#wrong, #of-label, #colour-by, .right, .wrong").count() == 0
+    assert page.locator("#cards .card").count() == 15
     assert_quiet(opened)
 
 

@@ -40,7 +40,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_a_full_run(tmp_path: Path) -> None:
     record = read_record(make_run(tmp_path / "run", data=images(classes=["cat", "dog"])))
-    assert [tile["label"] for tile in words.tiles(record)] == [
+    assert [name for name, _, _ in words.tiles(record)] == [
         "kNN accuracy",
         "Linear probe",
         "Detection F1",
@@ -55,6 +55,14 @@ def test_a_full_run(tmp_path: Path) -> None:
     refused = words.quarantine(record)
     assert refused is not None
     assert [(row["name"], row["count"]) for row in refused["reasons"]] == [("truncated", "2"), ("zero bytes", "1")]
+
+
+def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", bare=True)
+    (run / "eval").mkdir()
+    (run / "eval" / "transfer.json").write_text('{"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3], "fractions": [{}]}')
+    (row,) = words.results(read_record(run))
+    assert row["details"] == [("pets", "25.0%")]
 
 
 def test_a_bare_run(tmp_path: Path) -> None:

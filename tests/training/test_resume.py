@@ -43,6 +43,9 @@ def assert_same(run: Run, whole: Run) -> None:
     lines = [[{key: value for key, value in row.items() if key not in timing} for row in each.epochs()] for each in (run, whole)]
     assert lines[0] == lines[1]
     assert [path.name for path in run.checkpoint.parent.iterdir()] == ["last.ckpt"]
+    kept = [{path.name: path.read_bytes() for path in each.snapshots.iterdir()} for each in (run, whole)]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 3
 
 
 def assert_equal(ours: Any, theirs: Any, where: str) -> None:

@@ -61,6 +61,7 @@ def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
         "model.safetensors",
         "quarantine.csv",
         "samples.parquet",
+        "snapshots",
         "tensorboard",
         "train.log",
     ]

@@ -1,8 +1,4 @@
-"""The curves of a run as plotly figures.
-
-A figure is the plain dictionary that plotly.js draws. Colours are names of the page's palette (`accent`, `second`, `third`); the page puts
-in the values of the light or the dark theme.
-"""
+"""The curves of a run over its epochs."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from kinfolk.report.plots import Panel, figure
 
 
 @dataclass(frozen=True)
@@ -55,20 +53,23 @@ CURVES = (
         (("features_nmi", "NMI", "accent"),),
         percent=True,
     ),
+    Curve(
+        "hierarchy",
+        "Hierarchy",
+        "samples that conform to it, that are clustered at its top, and in the largest cluster there",
+        (("conforming", "Conforming", "accent"), ("clustered", "Clustered", "second"), ("largest_cluster", "Largest", "third")),
+        percent=True,
+    ),
     Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
     Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
+    Curve(
+        "cost",
+        "Cost of an epoch",
+        "seconds of its steps, and of embedding and clustering before them",
+        (("seconds", "Steps", "accent"), ("refresh_seconds", "Refresh", "second")),
+        from_zero=True,
+    ),
 )
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A figure with its heading, and a sentence that says in words what it shows."""
-
-    id: str
-    title: str
-    note: str
-    description: str
-    figure: dict[str, Any]
 
 
 def curve_panels(epochs: Sequence[dict[str, float]]) -> list[Panel]:
@@ -79,7 +80,7 @@ def curve_panels(epochs: Sequence[dict[str, float]]) -> list[Panel]:
         if any(x for x, _ in lines.values()):
             traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
             description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
-            panels.append(Panel(curve.id, curve.title, curve.note, description, {"data": traces, "layout": _layout(curve, len(traces))}))
+            panels.append(Panel(curve.id, curve.title, curve.note, description, _figure(curve, traces)))
     return panels
 
 
@@ -102,16 +103,11 @@ def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) 
     }
 
 
-def _layout(curve: Curve, num_lines: int) -> dict[str, Any]:
-    return {
-        "height": 220,
-        "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
-        "hovermode": "x unified",
-        "showlegend": num_lines > 1,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {"title": {"text": "epoch", "standoff": 4}, "showgrid": False, "nticks": 6, "tickformat": "d"},
-        "yaxis": {"tickformat": ".2~%" if curve.percent else "~g", "nticks": 5, "rangemode": "tozero" if curve.from_zero else "normal"},
-    }
+def _figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
+    made = figure(traces, "epoch")
+    made["layout"]["xaxis"]["tickformat"] = "d"
+    made["layout"]["yaxis"] |= {"tickformat": ".2~%" if curve.percent else "~g", "rangemode": "tozero" if curve.from_zero else "normal"}
+    return made
 
 
 def _format(curve: Curve) -> str:

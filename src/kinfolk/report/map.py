@@ -29,6 +29,11 @@ class Sprites:
     columns: int
     rows: int
 
+    @property
+    def layout(self) -> dict[str, int]:
+        """What the page's script goes by."""
+        return {"size": self.size, "columns": self.columns, "rows": self.rows}
+
 
 @dataclass(frozen=True)
 class EmbeddingMap:
@@ -51,20 +56,23 @@ class EmbeddingMap:
             "keys": self.keys,
             "labels": self.labels,
             "classes": self.classes,
-            "tile": None if sprites is None else {"size": sprites.size, "columns": sprites.columns, "rows": sprites.rows},
+            "tile": None if sprites is None else sprites.layout,
         }
 
 
-def choose(total: int, seed: int, limit: int = MAX_POINTS) -> NDArray[np.int64]:
-    """Ids of the samples on the map, ascending: all, or `limit` drawn without replacement."""
+def choose(total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Ids of the samples on the map, ascending: all, or `limit` drawn without replacement, those to `include` among them."""
     if total <= limit:
         return np.arange(total, dtype=np.int64)
-    drawn = np.random.default_rng((seed, 0x6D6170)).choice(total, limit, replace=False)
-    return np.sort(drawn).astype(np.int64)
+    kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
+    others = np.setdiff1d(np.arange(total), kept)
+    drawn = np.random.default_rng((seed, 0x6D6170)).choice(others, limit - len(kept), replace=False)
+    return np.sort(np.concatenate((kept, drawn))).astype(np.int64)
 
 
-def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float32], str]:
-    """(N, 2) and the name of the method: t-SNE on unit-norm features, PCA where there are too few points for it."""
+def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], str]:
+    """(N, 2) and the name of the method: t-SNE on unit-norm features, from `start_N2` or the principal directions on; PCA where there are
+    too few points for it."""
     features_NF = np.asarray(features_NF, dtype=np.float32)
     if not np.isfinite(features_NF).all():
         raise ValueError("the features are not finite")
@@ -75,12 +83,13 @@ def project(features_NF: NDArray[np.float32], seed: int) -> tuple[NDArray[np.flo
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    scale = 1e-4 / max(float(pca_N2[:, 0].std()), 1e-12)
+    start_N2 = _pad(pca_N2[:, :2]) if start_N2 is None else start_N2
+    start_N2 = start_N2 * (1e-4 / max(float(start_N2[:, 0].std()), 1e-12))
     perplexity = min(30.0, (len(unit_NF) - 1) / 3)
     # One thread: the map is then the same everywhere, and on a busy machine waiting threads cost more than they bring.
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
-        tsne = TSNE(perplexity=perplexity, init=_pad(pca_N2[:, :2]) * scale, learning_rate="auto", max_iter=500, random_state=seed)
+        tsne = TSNE(perplexity=perplexity, init=start_N2, learning_rate="auto", max_iter=500, random_state=seed)
         return np.asarray(tsne.fit_transform(pca_N2), dtype=np.float32), "t-SNE"
 
 

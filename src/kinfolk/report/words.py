@@ -15,6 +15,8 @@ PROTOCOLS = {
     "semi": "Few labels",
     "kin": "False negatives",
     "clusters": "Clusters",
+    "retrieval": "Retrieval",
+    "zero-shot": "Zero-shot",
 }
 MAX_ROWS = 12
 MAX_FILES = 200
@@ -37,9 +39,9 @@ def number(value: Any) -> str:
     return str(value)
 
 
-def percent(value: float | None) -> str:
+def percent(value: Any) -> str:
     """A share with one decimal, more where it is tiny."""
-    if value is None or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
         return "—"
     return f"{value:.3%}" if 0 < abs(value) < 0.001 else f"{value:.1%}"
 
@@ -63,26 +65,26 @@ def summary(record: Record) -> str:
     return f"trained for {trained}" + (f" on {images:,} images" if images else "")
 
 
-def tiles(record: Record) -> list[dict[str, str]]:
-    """The run's headline figures; only those it has."""
+def tiles(record: Record) -> list[tuple[str, str, str]]:
+    """Name, value and note of the run's headline figures; only those it has."""
     found = []
     epochs = len(record.epochs)
     if (knn := record.last("knn")) is not None:
         best = max(row["knn"] for row in record.epochs if math.isfinite(row.get("knn", math.nan)))
-        found.append({"label": "kNN accuracy", "value": percent(knn), "note": f"best {percent(best)}"})
+        found.append(("kNN accuracy", percent(knn), f"best {percent(best)}"))
     for result in record.results:
         accuracy = result.get("accuracy")
         if result["protocol"] == "linear" and isinstance(accuracy, (int, float)):
-            found.append({"label": "Linear probe", "value": percent(accuracy), "note": "on frozen features"})
+            found.append(("Linear probe", percent(accuracy), "on frozen features"))
     if (f1 := record.last("f1")) is not None:
         note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
-        found.append({"label": "Detection F1", "value": percent(f1), "note": note})
+        found.append(("Detection F1", percent(f1), note))
     if (flagged := record.last("flagged")) is not None:
-        found.append({"label": "Pairs flagged", "value": percent(flagged), "note": "of the negatives"})
+        found.append(("Pairs flagged", percent(flagged), "of the negatives"))
     if (loss := record.last("loss")) is not None:
-        found.append({"label": "Loss", "value": f"{loss:.3f}", "note": f"epoch {epochs}"})
+        found.append(("Loss", f"{loss:.3f}", f"epoch {epochs}"))
     if seconds := sum(row.get("seconds", 0.0) for row in record.epochs):
-        found.append({"label": "Training time", "value": duration(seconds), "note": f"{seconds / epochs:.3g} s per epoch"})
+        found.append(("Training time", duration(seconds), f"{seconds / epochs:.3g} s per epoch"))
     return found
 
 
@@ -97,10 +99,18 @@ def results(record: Record) -> list[dict[str, Any]]:
                 "title": PROTOCOLS.get(result["protocol"], result["protocol"]),
                 "accuracy": percent(accuracy) if known else "—",
                 "share": round(100 * min(max(float(accuracy), 0.0), 1.0), 1) if known and accuracy is not None else None,
-                "details": [(key.replace("_", " "), number(value)) for key, value in result.items() if key not in ("protocol", "accuracy")],
+                "details": _details(result),
             }
         )
     return rows
+
+
+def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What else it says; accuracies at shares of the labels have a figure of their own, several data sets are named with theirs."""
+    sets = [each for each in result.get("sets") or () if isinstance(each, Mapping)]
+    own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in sets]
+    hidden = ("protocol", "accuracy", "fractions", "sets")
+    return own + [(key.replace("_", " "), number(value)) for key, value in result.items() if key not in hidden]
 
 
 def bars(counts: Iterable[tuple[str, int]], limit: int = MAX_ROWS) -> list[dict[str, Any]]:

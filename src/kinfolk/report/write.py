@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinfolk.data.difference import key_difference
+from kinfolk.data.samples import Samples
 from kinfolk.report.facts import facts_of, papers_of
 from kinfolk.report.figures import curve_panels
+from kinfolk.report.fractions import fraction_panels
+from kinfolk.report.kin import compare, find_kin
+from kinfolk.report.levels import bounds_of, level_panels
 from kinfolk.report.map import choose
 from kinfolk.report.material import draw_map, draw_strips
 from kinfolk.report.page import render
 from kinfolk.report.record import read_record
+from kinfolk.report.retrieval import draw_retrieval
+from kinfolk.report.shell import write_page
+from kinfolk.report.stages import draw_stages
 from kinfolk.report.views_grid import NUM_VIEWS
-from kinfolk.training.opened import open_run
+from kinfolk.training.opened import OpenedRun, open_run
+from kinfolk.training.restored import restore
+from kinfolk.training.run import Run
+from kinfolk.training.snapshots import read_snapshots
+from kinfolk.training.towers import learns_from_text
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from kinfolk.data.images import ImageData
+    from kinfolk.frameworks import Framework
 
 
 def write_report(
     run_dir: Path | str,
     data: ImageData | None = None,
     features: NDArray[np.float32] | None = None,
+    framework: Framework | None = None,
     *,
     progress: bool = False,
     tell: Callable[[str], object] | None = None,
 ) -> Path:
     """Writes RUN/report.html, one page that works from disk, and returns its path.
 
-    What the run has no data for is left out: without the pictures or the model there is no map, and the page says why.
+    What the run has no data for is left out: without the pictures or the model there is no map, without a checkpoint no gallery of kin,
+    and the page says why.
 
     Args:
         run_dir: the run folder.
         data: the run's pictures; None reads them again from the source in config.yaml.
         features: (N, F) the encoder's features of all samples of `data`; None embeds those of the map with the run's model.
+        framework: the trained method, in evaluation mode; None: as the run's last checkpoint has it.
         progress: shows bars while pictures are read and embedded.
-        tell: is told why there is no map, where there is none.
+        tell: is told why there is no map or no gallery, where there is none.
 
     Example:
         >>> write_report("runs/photos")  # doctest: +SKIP
@@ -52,26 +67,64 @@ def write_report(
     try:
         opened = open_run(run)
         data = opened.data(progress=progress) if data is None else data
-        seed = opened.config.seed
-        parts["strips"] = draw_strips(data, opened.views(), seed)
-        ids = choose(len(data), seed)
-        parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
+        ids = _pictures(opened, data, features, parts, progress)
     except (ValueError, OSError) as error:
         parts["embedding_missing"] = f"There is no map in this report: {str(error).rstrip('.')}."
-        if tell is not None:
-            tell(parts["embedding_missing"])
+    else:
+        try:
+            if learns_from_text(opened.config):
+                parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
+            else:
+                _kin(opened, data, ids, framework, parts, progress)
+        except (ValueError, OSError) as error:
+            parts["gallery_missing"] = f"There is no gallery of kin in this report: {str(error).rstrip('.')}."
+    for missing in ("embedding_missing", "gallery_missing"):
+        if tell is not None and missing in parts:
+            tell(parts[missing])
     page = render(
         record,
         curve_panels(record.epochs),
         papers=papers_of(record),
         facts=facts_of(record),
+        measured=fraction_panels(record.results),
         num_views=NUM_VIEWS,
-        version=metadata.version("kinfolk"),
         **parts,
     )
     path = run / "report.html"
-    partial = path.with_name("report.html.partial")
-    # A file name that is not valid Unicode reaches us with lone surrogates.
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    partial.replace(path)
+    write_page(path, page)
     return path
+
+
+def _pictures(
+    opened: OpenedRun, data: ImageData, features: NDArray[np.float32] | None, parts: dict[str, Any], progress: bool
+) -> NDArray[np.int64]:
+    """Views, the map and the maps of several epochs; returns the ids of the samples on the map."""
+    seed = opened.config.seed
+    parts["strips"] = draw_strips(data, opened.views(), seed)
+    snapshots = read_snapshots(Run(opened.path).snapshots) if _own(opened, data) else []
+    ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
+    parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
+    parts["stages"] = draw_stages(snapshots, ids, data.labels is not None, seed)
+    return ids
+
+
+def _kin(
+    opened: OpenedRun, data: ImageData, ids: NDArray[np.int64], framework: Framework | None, parts: dict[str, Any], progress: bool
+) -> None:
+    """The gallery, and the thresholds of its samples."""
+    config = opened.config
+    framework = restore(opened.path, config, data) if framework is None else framework
+    compared = compare(framework, data, opened.views(), ids, config.seed, progress=progress)
+    bounds = bounds_of(compared)
+    learned = bounds[0].learned if bounds and bounds[0].name == "threshold" else None
+    parts["levels"] = level_panels(compared, config.batch_size, config.seed)
+    parts["gallery"] = find_kin(compared, data.labels, learned)
+
+
+def _own(opened: OpenedRun, data: ImageData) -> bool:
+    """Whether these are the run's own training samples, whom its snapshots speak of."""
+    file = Run(opened.path).samples
+    if not file.is_file():
+        return False
+    own = Samples.read(file)
+    return key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train]) is None

@@ -7,13 +7,23 @@ from typing import Any
 from kinfolk.errors import UsageError
 from kinfolk.training.config import TrainConfig
 
-FREE = ("data.source", "data.hierarchy", "data.workers", "data.cache_dir", "knn", "checkpoint", "trainer.loggers", "trainer.log_every")
+FREE = (
+    "data.source",
+    "data.hierarchy",
+    "data.workers",
+    "data.cache_dir",
+    "knn",
+    "checkpoint",
+    "snapshots",
+    "trainer.loggers",
+    "trainer.log_every",
+)
 """Keys that do not touch the result. The data may have been moved: whether they are the same samples is asked of the samples themselves."""
 
 
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     """Raises for the first key whose value differs from the stored one and would change the result."""
-    before, now = _flat(stored.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
+    before, now = flat(stored.model_dump(mode="json")), flat(given.model_dump(mode="json"))
     for key in [*before, *(key for key in now if key not in before)]:
         if before.get(key) == now.get(key) or any(key == free or key.startswith(f"{free}.") for free in FREE):
             continue
@@ -23,8 +33,9 @@ def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
         )
 
 
-def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"detector": {"alpha": 0.1}}` as `{"detector.alpha": 0.1}`."""
+    found: dict[str, Any] = {}
     for key, value in document.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

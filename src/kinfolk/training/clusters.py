@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
+from kinfolk.clustering.hierarchy import Hierarchy
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.data.images import ImageData
 from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr
@@ -48,3 +50,19 @@ def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
     labels = (getattr(part, "labels", None) for part in owners)  # an oracle's are (N,), and the truth
     used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
     return used, clusters.labels
+
+
+def accepted_labels(framework: Framework) -> Tensor | None:
+    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the sample is alone; None for a method
+    without clusters, or before the first of them."""
+    found = pseudo_labels(framework)
+    if found is not None:
+        used_N, clusters_N = (levels_LN[0] for levels_LN in found)
+        labels_N = used_N.where(used_N == clusters_N, -1)
+    else:
+        tree = next((part for part in framework.modules() if isinstance(part, Hierarchy)), None)
+        if tree is None or tree.levels < 2:
+            return None
+        labels_N = tree.labels[1]
+    _, group_N, size = torch.unique(labels_N, return_inverse=True, return_counts=True)
+    return labels_N.where(size[group_N] > 1, -1)

@@ -20,6 +20,7 @@ from kinfolk.training.sections import (
     ModelConfig,
     OptimizerConfig,
     Section,
+    SnapshotConfig,
     TextConfig,
     TrainerConfig,
     ViewsConfig,
@@ -50,6 +51,7 @@ class TrainConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     knn: KnnConfig = KnnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    snapshots: SnapshotConfig = SnapshotConfig()
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:

@@ -23,10 +23,12 @@ WRITTEN = (
     "towers.safetensors",
     "report.html",
     "checkpoints",
+    "snapshots",
     "tensorboard",
     "wandb",
     "mlflow",
     "eval",
+    "export",
     "cache",
     ".launch",
 )
@@ -78,6 +80,10 @@ class Run:
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.path / "snapshots"
 
     @property
     def tokenizer(self) -> Path:
@@ -132,7 +138,7 @@ class Run:
 
     def sweep(self) -> None:
         """Removes files that a killed process left half written: of the names a run writes, and no others."""
-        folders = (self.path, self.path / "checkpoints", self.path / "eval")
+        folders = (self.path, self.path / "checkpoints", self.path / "eval", self.snapshots)
         for entry in [entry for folder in folders for suffix in LEFTOVERS for entry in folder.glob(f"*{suffix}")]:
             inside = entry.parent != self.path
             if entry.is_file() and (inside or any(entry.name.startswith(name.partition(".")[0] + ".") for name in WRITTEN)):

@@ -127,3 +127,10 @@ class CheckpointConfig(Section):
 
     every_epochs: int = Field(default=1, ge=1)
     every_minutes: float | None = Field(default=10, gt=0, description="also within an epoch, as soon as so much time has passed; None: not")
+
+
+class SnapshotConfig(Section):
+    """The embeddings of a few training samples, kept now and then for the maps of the report."""
+
+    epochs: int = Field(default=4, ge=0, description="so many, from the first epoch to the last; 0: none")
+    samples: int = Field(default=1000, ge=1, description="of each")

@@ -17,6 +17,7 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.checkpoint import read_checkpoint, write_text
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
+from kinfolk.training.snapshots import cut_snapshots
 
 LOG = logging.getLogger("kinfolk.training")
 
@@ -81,6 +82,7 @@ def write_start(
     run.path.mkdir(parents=True, exist_ok=True)
     run.sweep()
     run.cut_metrics(0 if state is None else state["step"])
+    cut_snapshots(run.snapshots, 0 if state is None else state["epoch"])
     if state is None:
         images.samples.to_parquet(run.samples)
         write_quarantine(images.quarantine, run.quarantine)

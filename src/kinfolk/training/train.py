@@ -30,6 +30,7 @@ from kinfolk.training.progress import describe
 from kinfolk.training.ranks import announce, wait_for
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
+from kinfolk.training.snapshots import Snapshots
 from kinfolk.training.start import last_state, num_processes, open_data, read_data, require_same, tell_start, write_start
 from kinfolk.training.towers import read_text
 from kinfolk.training.trainer import build_trainer
@@ -131,12 +132,13 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             text=text,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
+        snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
         trainer = build_trainer(
             config,
             run,
             0 if state is None else state["step"],
-            [knn, ClusterQuality(images), refresh, _figures],
+            [knn, ClusterQuality(images), refresh, _figures, snapshots],
             refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
             console,

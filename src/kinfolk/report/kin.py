@@ -1,0 +1,149 @@
+"""Anchors and their kin: whom the run's detector flags among the training samples of the map, asked after the training.
+
+Every sample is seen in one view of the training's augmentation, since that is what detectors meet and learn their thresholds on.
+
+Dimension key: N samples of the map, M training samples among them, D embedding, R rows of a block, K kin that are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kinfolk.data.seeding import generator
+from kinfolk.evaluation.embed import embed
+from kinfolk.training.flagged import kin_of
+
+if TYPE_CHECKING:
+    from kinfolk.data.images import ImageData
+    from kinfolk.data.views import Views
+    from kinfolk.detectors import Detector
+    from kinfolk.frameworks import Framework
+
+SHOWN = 10
+ROWS = 512
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Training samples that are compared with each other.
+
+    Args:
+        places: (M,) where they stand among the samples of the map.
+        ids: (M,) sample ids.
+        embedding: (M, D) unit norm.
+        detector: of the run; None where it has none, or several that each see one direction.
+    """
+
+    places: NDArray[np.int64]
+    ids: Tensor
+    embedding: Tensor
+    detector: Detector | None
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some anchors at a time: which, (R, M) similarities with −inf at the anchor's own, and (R, M) where that is."""
+        for start in range(0, len(self.ids), ROWS):
+            rows = slice(start, start + ROWS)
+            own_RM = self.ids[rows].unsqueeze(1) == self.ids
+            yield rows, (self.embedding[rows] @ self.embedding.T).masked_fill(own_RM, -torch.inf), own_RM
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Each anchor with its closest kin.
+
+    Args:
+        anchors: (M,) places on the map.
+        kin, similarity: (M, K) places and cosines, the closest first; −1 and −inf where there are fewer.
+        flagged, right: (M,) number of kin in all, and of those with the anchor's label; None without a detector, without labels.
+        thresholds: (M,) learned ones, where there are any.
+        has_labels: whether right and wrong can be told.
+    """
+
+    anchors: NDArray[np.int64]
+    kin: NDArray[np.int64]
+    similarity: NDArray[np.float32]
+    flagged: NDArray[np.int64] | None
+    right: NDArray[np.int64] | None
+    thresholds: NDArray[np.float32] | None
+    has_labels: bool
+
+    @property
+    def title(self) -> str:
+        return "Nearest neighbours" if self.flagged is None else "Anchors and their kin"
+
+    @property
+    def intro(self) -> str:
+        """What is shown, and what the marks mean."""
+        who = f"{len(self.anchors):,} training samples, each in one view of the training's augmentation"
+        what = "the closest to each" if self.flagged is None else "the closest of those the detector flags as kin of each"
+        marks = " ✓ marks the anchor's label, ✗ another." if self.has_labels else ""
+        return f"Among {who}: {what}, with the similarity.{marks} Click a picture to make it the anchor; arrow keys walk."
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page's script shows."""
+        kept = self.kin >= 0
+        rows = list(zip(self.kin, self.similarity, kept, strict=True))
+        levels = self.thresholds
+        return {
+            "anchors": self.anchors.tolist(),
+            "kin": [kin[keep].tolist() for kin, _, keep in rows],
+            "similarity": [[round(float(value), 3) for value in similarity[keep]] for _, similarity, keep in rows],
+            "flagged": None if self.flagged is None else self.flagged.tolist(),
+            "right": None if self.right is None else self.right.tolist(),
+            "thresholds": None if levels is None else [round(float(level), 3) for level in levels],
+        }
+
+
+def compare(
+    framework: Framework, data: ImageData, views: Views, ids_N: NDArray[np.int64], seed: int, *, progress: bool = False
+) -> Compared:
+    """Embeds the training samples among `ids_N`; the framework is in evaluation mode."""
+    places = np.flatnonzero(ids_N < data.num_train)
+    ids_M = torch.from_numpy(ids_N[places])
+    drawn = _Drawn(views, generator(seed, "report"))
+    embedding = embed(framework, data, drawn, ids_M, progress=progress, projected=True)
+    detectors = framework.detectors
+    return Compared(places, ids_M, embedding, detectors[0] if len(detectors) == 1 else None)
+
+
+def find_kin(compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None) -> Gallery:
+    """Asks the detector about all pairs; without one the nearest are shown, flagged or not. `labels`: (all samples,), −1 unknown."""
+    detector, ids_M = compared.detector, compared.ids
+    label_M = None if labels is None else labels[ids_M]
+    kin, similarity, flagged, right = [], [], [], []
+    for rows, sim_RM, own_RM in compared.blocks():
+        kin_RM = ~own_RM if detector is None else kin_of(detector, sim_RM, ids_M[rows], ids_M, own_RM)
+        nearest = sim_RM.masked_fill(~kin_RM, -torch.inf).topk(min(SHOWN, len(ids_M)), dim=1)
+        kin.append(nearest.indices.masked_fill(nearest.values == -torch.inf, -1))
+        similarity.append(nearest.values)
+        flagged.append(kin_RM.sum(1))
+        if label_M is not None:
+            right.append((kin_RM & (label_M[rows].unsqueeze(1) == label_M) & (label_M[rows] >= 0).unsqueeze(1)).sum(1))
+    kin_MK = torch.cat(kin).numpy()
+    return Gallery(
+        anchors=compared.places,
+        kin=np.where(kin_MK < 0, -1, compared.places[kin_MK]),
+        similarity=torch.cat(similarity).numpy(),
+        flagged=None if detector is None else torch.cat(flagged).numpy(),
+        right=torch.cat(right).numpy() if right and detector is not None else None,
+        thresholds=None if thresholds is None else thresholds.float().numpy(),
+        has_labels=label_M is not None and bool((label_M >= 0).any()),
+    )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Augmented views in the place of the plain ones of an evaluation."""
+
+    views: Views
+    draw: torch.Generator
+
+    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
+        return self.views(pixels, self.draw, aspect=aspect, num_views=1)[0]

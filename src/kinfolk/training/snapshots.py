@@ -1,0 +1,107 @@
+"""Snapshots of the embedding: a few samples, a few times during a training, for the maps of the report.
+
+Dimension key: S samples, D embedding, N training samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from kinfolk.data.images import ImageData
+from kinfolk.data.seeding import generator
+from kinfolk.data.views import Views
+from kinfolk.evaluation.embed import embed
+from kinfolk.training.checkpoint import write_atomically
+from kinfolk.training.clusters import accepted_labels
+from kinfolk.training.module import TrainingModule
+from kinfolk.training.run import Run
+from kinfolk.training.sections import SnapshotConfig
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one epoch left: ids (S,), unit-norm projected embeddings (S, D) in 16 bits, and, for methods that cluster, the pseudo-labels
+    (S,), −1 where none is accepted."""
+
+    epoch: int
+    ids: NDArray[np.int64]
+    embedding: NDArray[np.float16]
+    pseudo: NDArray[np.int64] | None
+
+
+class Snapshots:
+    """A measurement of the journal that adds no figure: after the first epoch, the last and some between, equally far apart, it writes
+    `snapshots/epoch-NNNN.safetensors`. The same samples every time; nothing of the training depends on them."""
+
+    def __init__(
+        self, run: Run, data: ImageData, views: Views, config: SnapshotConfig, *, epochs: int, seed: int, autocast: torch.dtype | None
+    ) -> None:
+        self.run, self.data, self.views, self.autocast = run, data, views, autocast
+        self.epochs = snapshot_epochs(config.epochs, epochs)
+        order = torch.randperm(data.num_train, generator=generator(seed, "snapshots"))
+        self.ids = order[: config.samples].sort().values
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        if epoch not in self.epochs:
+            return {}
+        embedding_SD = embed(
+            module.framework, self.data, self.views, self.ids, device=module.device, autocast=self.autocast, projected=True
+        )
+        tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
+        labels_N = accepted_labels(module.framework)
+        if labels_N is not None:
+            tensors["pseudo"] = labels_N.cpu()[self.ids]
+        write_atomically(snapshot_file(self.run.snapshots, epoch), lambda file: file.write(save(tensors)))
+        return {}
+
+
+def snapshot_epochs(number: int, epochs: int) -> set[int]:
+    """After which epochs, counted from 1.
+
+    Example:
+        >>> sorted(snapshot_epochs(4, 100))
+        [1, 34, 67, 100]
+    """
+    if number < 2:
+        return {epochs} if number else set()
+    return {1 + round(at * (epochs - 1) / (number - 1)) for at in range(number)}
+
+
+def read_snapshots(folder: Path) -> list[Snapshot]:
+    """All of a run, in order; empty where there are none. What can't be read is left out."""
+    found = (_read(path) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of))
+    return [snapshot for snapshot in found if snapshot is not None]
+
+
+def _read(path: Path) -> Snapshot | None:
+    try:
+        with safe_open(path, "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
+        return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
+    except (SafetensorError, OSError, KeyError):
+        return None
+
+
+def cut_snapshots(folder: Path, epoch: int) -> None:
+    """Removes those after `epoch`, which a resumed training will write again."""
+    for path in folder.glob("epoch-*.safetensors"):
+        if epoch_of(path) > epoch:
+            path.unlink()
+
+
+def snapshot_file(folder: Path, epoch: int) -> Path:
+    """Where the one after `epoch` is written."""
+    return folder / f"epoch-{epoch:04d}.safetensors"
+
+
+def epoch_of(path: Path) -> int:
+    """The number in its name; −1 for another file."""
+    number = path.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
