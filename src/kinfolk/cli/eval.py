@@ -35,9 +35,7 @@ def evaluate(
     labels_from_folders: LabelsFromFolders = False,
     hierarchy: Annotated[str | None, _of_data(help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]")] = None,
     depth: Annotated[int | None, _of_data(metavar="N", min=0, help="Take labels at this depth of the hierarchy; 0: the root.")] = None,
-    label_sets: Annotated[
-        Path | None, _of_data(metavar="FILE", help="Table of several labels a picture, for transfer: columns image, label.")
-    ] = None,
+    label_sets: Annotated[Path | None, _of_data(metavar="FILE", help="Table for transfer, a row for each label: image, label.")] = None,
     protocol: Annotated[
         str, typer.Option("--protocol", "-p", metavar="NAMES", help=f"{', '.join(PROTOCOLS)}: one, or several with commas.")
     ] = "knn,linear",
@@ -45,7 +43,7 @@ def evaluate(
     k: Annotated[int, _usual("--k", metavar="N", min=1, help="Neighbours of knn.")] = 20,
     temperature: Annotated[float, _usual(metavar="T", help="Of the neighbours' votes in knn.")] = 0.1,
     probe: Annotated[
-        str, _usual(metavar="NAME", help="Of linear and semi: lbfgs, or by gradient as in the paper of glofnd, ifnd or ring.")
+        str, _usual(metavar="NAME", help="Of linear and semi: lbfgs, or as the papers have it: glofnd, ifnd, ring.")
     ] = "lbfgs",
     percent: Annotated[
         str | None, _own(metavar="LIST", help="Shares of the labels. [dim]Default: 100,10,1,0.1 for semi, 10,1 for finetune.[/]")
@@ -66,12 +64,18 @@ def evaluate(
 ) -> None:
     """Measure what a run has learnt, as the papers do. Results go to RUN/eval/ and into the report.
 
-    [bold]knn[/] nearest neighbours · [bold]linear[/] linear probe · [bold]semi[/] linear probe on few labels · [bold]finetune[/] the whole
-    encoder on few labels · [bold]transfer[/] logistic regression on another data set · [bold]clusters[/] k-means against the labels ·
-    [bold]kin[/] the false negatives the method flags · [bold]retrieval[/], [bold]zero-shot[/] for runs that learnt from captions.
+    [bold]knn[/]        weighted nearest neighbours
+    [bold]linear[/]     linear probe on frozen features
+    [bold]semi[/]       linear probes on 100, 10, 1 and 0.1 % of the labels
+    [bold]finetune[/]   the whole encoder trained on 10 and 1 % of the labels
+    [bold]transfer[/]   logistic regression on another data set
+    [bold]clusters[/]   k-means against the labels
+    [bold]kin[/]        the false negatives that the method flags
+    [bold]retrieval[/], [bold]zero-shot[/]: of runs that learnt from captions
 
-    Classifiers fit on the training split and are tested on the test split; without one, knn leaves one out and the others test on a fifth
-    of each class. The run's own weights never change.
+    Classifiers fit on the training split and are tested on the test split.
+    Without one, knn leaves one out and the others test on a fifth of each class.
+    The run's own weights never change.
     """
     wanted = _listed(protocol)
     shares = None if percent is None else _shares(percent)
