@@ -31,6 +31,8 @@ class Assigned(nn.Module):
     """
 
     truth: Tensor | None
+    clusters: ClusterLabels | None
+    num_prototypes: tuple[int, ...]
 
     def __init__(
         self,
@@ -54,9 +56,7 @@ class Assigned(nn.Module):
             self.truth, self.num_prototypes = labels.to(torch.int64), (int(labels.max()) + 1,)
             return
         self.num_prototypes = (max(2, num_samples // 98),) if num_clusters is None else tuple(num_clusters)
-        self.clusters: ClusterLabels | None = ClusterLabels(
-            num_samples, num_features, self.num_prototypes, seed=seed, warm_start=warm_start
-        )
+        self.clusters = ClusterLabels(num_samples, num_features, self.num_prototypes, seed=seed, warm_start=warm_start)
 
     @property
     def ready(self) -> bool:
