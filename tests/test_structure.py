@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores": {"distributed"},
     "detectors.base": {"pairs"},
     "detectors": {"detectors.base", "clustering", *ENGINE},
-    "contrast": {"detectors.base", *ENGINE},
-    "objectives": {"contrast", "detectors.base", *ENGINE},
+    "across": ENGINE,
+    "contrast": {"across", "detectors.base", *ENGINE},
+    "objectives": {"across", "contrast", "detectors.base", *ENGINE},
     "clustering": {"stores"},
     "data": set(),
     "models": set(),
@@ -43,8 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"evaluation", "frameworks", "objectives", "detectors", "detectors.base", "clustering", "data", "models", *ENGINE},
     "report": {"training", "evaluation", "frameworks", "detectors", "data", "models"},
     "auditing": {"report", "training", "data"},
+    "comparing": {"report", "training"},
+    "exporting": {"models"},
     "api": {"training", "report"},
-    "cli": {"api", "auditing", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
+    "cli": {"api", "auditing", "comparing", "exporting", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
 }
 NOT_OF_THE_PACKAGE = {"reference", "examples", "benchmarks"}  # test folders that mirror something else than src/kinfolk
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
+from kinfolk.across import Across
 from kinfolk.actions import Policy, Settled, settle
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
@@ -96,7 +97,8 @@ class Scratch:
 class Contrast:
     """One evaluation of an objective over `Pairs`: run by `loss`, after which `stats` and the updates are there.
 
-    `temperature`: a number; a tensor without dimensions, which receives its gradient; or (A,) of each anchor, which does not."""
+    `temperature`: a number; a tensor without dimensions, which receives its gradient; or (A,) of each anchor, which does not.
+    `gives`, `takes`: where the candidates are anchors of another contrast with these anchors, what they add to its gradient, or to this."""
 
     pairs: Pairs
     temperature: float | Tensor
@@ -107,6 +109,8 @@ class Contrast:
     block_rows: int | None = None
     sizes: list[int] | None = None
     scratch: Scratch = field(default_factory=Scratch)
+    gives: Across | None = None
+    takes: Across | None = None
     with_gradient: bool = field(init=False, default=False)
     stats: Stats = field(init=False)
     found: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)
@@ -116,10 +120,11 @@ class Contrast:
         """Mean over the anchors of all ranks."""
         pairs = self.pairs
         learned = self.temperature if isinstance(self.temperature, Tensor) and self.temperature.ndim == 0 else None
-        own = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)  # einsum would multiply A tiny matrices
-        inputs = (pairs.anchors, pairs.candidates, own, learned)
-        self.with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        total: Tensor = _Function.apply(*inputs, self)  # type: ignore[no-untyped-call]
+        with torch.autocast(pairs.anchors.device.type, enabled=False):
+            own = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)  # einsum would multiply A tiny matrices
+            inputs = (pairs.anchors, pairs.candidates, own, learned)
+            self.with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+            total: Tensor = _Function.apply(*inputs, self)  # type: ignore[no-untyped-call]
         return total if self.sizes is None else distributed.sum_over_ranks(total)
 
     def run(self, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -132,6 +137,10 @@ class Contrast:
         wanted = ((anchors_AD, self.with_gradient), (candidates_CD, moving), (own_AP, self.with_gradient))
         grad_a, grad_c, grad_own = (torch.zeros_like(x) if needed else x.new_empty(0) for x, needed in wanted)
         grad_t = total.new_zeros(())
+        takes = self.takes if self.with_gradient else None
+        if takes is not None:
+            grad_own += torch.cat(takes.d_own)
+            grad_t += takes.d_temperature
         one = float(self.temperature) if not isinstance(self.temperature, Tensor) or self.temperature.ndim == 0 else None
         learned = self.with_gradient and one is not None and isinstance(self.temperature, Tensor)
         for rows, block, own in self._blocks(anchors_AD, candidates_CD):
@@ -140,6 +149,9 @@ class Contrast:
             levels = (Roles(),) if found is None else found.levels
             if found is not None:
                 self.found.append(found.update)
+            if takes is not None:
+                push_RC = self.scratch("push", len(block.sim_RC), len(candidates_CD), anchors_AD)
+                takes.push(block, rows, push_RC)
             share, proposed = 1.0 / (num_anchors * len(levels)), list[Mapping[str, Tensor]]()
             for level, roles in enumerate(levels):
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
@@ -165,23 +177,30 @@ class Contrast:
                 terms = self.terms(told)
                 total += terms.loss_R.sum() * share
                 proposed.append(terms.update)
+                if self.gives is not None:
+                    self.gives.note(roles, settled, lse_R, p_RC, terms.d_lse_R * share)
+                    self.gives.d_own.append(terms.d_own_RP * share)
+                    self.gives.d_temperature += 0.0 if terms.d_temperature_R is None else terms.d_temperature_R.sum() * share
                 if not self.with_gradient:
                     continue
                 grad_own[rows] += terms.d_own_RP * share
                 scale_R1 = (terms.d_lse_R * (share / temperature)).unsqueeze(1)
-                if self.policy.action == "attract" and settled.kin is not None:
+                outside_R1 = None
+                if takes is not None:
+                    torch.addcmul(push_RC, p_RC, scale_R1, out=p_RC)
+                elif self.policy.action == "attract" and settled.kin is not None:
                     p_RC *= scale_R1
                     pull_M = (terms.d_kin_R * share)[settled.kin[0]]
                     if pooled is not None and terms.d_kin_lse_R is not None:
                         pull_M = pull_M + pooled[1] * (terms.d_kin_lse_R * (share / temperature))[settled.kin[0]]
                     p_RC[settled.kin] += pull_M
-                    block_RD = p_RC @ candidates_CD
-                    if moving:
-                        grad_c.addmm_(p_RC.T, anchors_AD[rows])
                 else:  # the row's factor is taken out of the matrix
-                    block_RD = (p_RC @ candidates_CD if mean_RD is None else mean_RD).mul_(scale_R1)
-                    if moving:
-                        grad_c.addmm_(p_RC.T, anchors_AD[rows] * scale_R1)
+                    outside_R1 = scale_R1
+                block_RD = p_RC @ candidates_CD if mean_RD is None or outside_R1 is None else mean_RD
+                if outside_R1 is not None:
+                    block_RD *= outside_R1
+                if moving:
+                    grad_c.addmm_(p_RC.T, anchors_AD[rows] if outside_R1 is None else anchors_AD[rows] * outside_R1)
                 grad_a[rows] += block_RD
                 if learned:  # Σ s·∂loss/∂s, less what kin have of it, is −t·∂loss/∂t by way of lse
                     assert terms.d_temperature_R is not None, f"{self.terms} gives no derivative by the temperature"

@@ -28,6 +28,7 @@ def objective(name: str) -> Bimodal[Any]:
         "groups": None,
         "outside": None,
         "fnc": FNC(top_k=2),
+        "everybody": FNC(min_similarity=-1.0),  # but the one that is spared
         "oracle": Oracle(LABELS),
         "glofnd": GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
     }
@@ -36,7 +37,7 @@ def objective(name: str) -> Bimodal[Any]:
     if loss == "clip":
         made: Bimodal[Any] = CLIPLoss(0.3, detector=detector, action=action, block_rows=4)
     elif loss == "sogclr":
-        made = BimodalSogCLR(NUM_SAMPLES, 0.3, detector=detector, action=action, block_rows=4)
+        made = BimodalSogCLR(NUM_SAMPLES, 0.3, 0.9, None, detector=detector, action=action, block_rows=4)
     else:
         own = 0.05 if loss == "individual" else None
         made = FastCLIP(NUM_SAMPLES, 0.3, 1.0, 0.6, None, individual_lr=own, detector=detector, action=action, block_rows=4)
@@ -116,7 +117,7 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
 
 LOSSES = ("clip", "sogclr", "fastclip")
 NAMES = [f"{loss}/{detector}" for loss in LOSSES for detector in ("plain", "groups", "fnc", "oracle", "glofnd")]
-NAMES += ["clip/outside", "fastclip/outside", "individual/plain", "individual/glofnd"]
+NAMES += ["clip/everybody", "clip/outside", "fastclip/outside", "individual/plain", "individual/glofnd"]
 
 
 @pytest.fixture(scope="module", params=[2, 3])

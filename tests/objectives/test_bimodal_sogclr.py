@@ -77,15 +77,24 @@ def test_the_weight_falls_along_a_cosine_and_stays() -> None:
     assert cosine_gamma(0.3, 0, None) == 0.3
 
 
+def test_the_paper_s_setting_is_the_default() -> None:
+    loss_fn = BimodalSogCLR(4)
+    assert loss_fn.temperature == 0.03
+    loss_fn.set_progress(9, 37)
+    assert loss_fn.image.gamma == pytest.approx(0.6)
+    loss_fn.set_progress(18, 37)
+    assert loss_fn.text.gamma == 0.2
+
+
 def test_nothing_flagged_is_the_base_loss_bit_for_bit() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
-    base, ours = BimodalSogCLR(10, 0.1), BimodalSogCLR(10, 0.1, detector=GloFND(10, alpha=0.0))
+    base, ours = BimodalSogCLR(10, 0.1, 0.9, None), BimodalSogCLR(10, 0.1, 0.9, None, detector=GloFND(10, alpha=0.0))
     assert [base(*b).item() for b in data] == [ours(*b).item() for b in data]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_all_flagged_at_a_low_temperature_stays_finite(action: Action) -> None:
-    loss_fn = BimodalSogCLR(4, 0.01, detector=Scripted(everybody), action=action)
+    loss_fn = BimodalSogCLR(4, 0.01, 0.9, None, detector=Scripted(everybody), action=action)
     images, texts, ids = batch(0, [0, 1, 2, 3])
     for _ in range(3):
         loss = loss_fn(images.bfloat16(), texts.bfloat16(), ids)
@@ -98,7 +107,7 @@ def test_all_flagged_at_a_low_temperature_stays_finite(action: Action) -> None:
 
 def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
-    whole, first, second = (BimodalSogCLR(10, 0.1, detector=GloFND(10, alpha=0.3)) for _ in range(3))
+    whole, first, second = (BimodalSogCLR(10, 0.1, 0.9, None, detector=GloFND(10, alpha=0.3)) for _ in range(3))
     expected = [whole(*b).item() for b in data]
     first(*data[0])
     second.load_state_dict(first.state_dict())
@@ -117,5 +126,5 @@ def test_bad_input_and_repr() -> None:
         BimodalSogCLR(4, 0.1)(images, texts, ids + 1)
     with pytest.raises(ValueError, match=r"`decay_epochs` \(=0\) must be at least 1"):
         BimodalSogCLR(4, 0.1, decay_epochs=0)
-    shown = "BimodalSogCLR(num_samples=4, temperature=0.1, gamma=0.9, detector=FNC(top_k=1))"
+    shown = "BimodalSogCLR(num_samples=4, temperature=0.1, gamma=0.2, decay_epochs=18, detector=FNC(top_k=1))"
     assert repr(BimodalSogCLR(4, 0.1, detector=FNC(top_k=1))) == shown

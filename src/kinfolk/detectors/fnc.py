@@ -18,8 +18,8 @@ class FNC(Detector):
     """Kin are the candidates of the batch most similar to the anchor: the first k, those above a similarity, or both at once.
 
     k = round(fraction · n), at least 1, of the anchor's n negatives, or `top_k`. One order statistic per row, no sort: kin are all
-    candidates not below the k-th largest similarity, so ties with it are kin too and the order of the candidates is of no consequence.
-    No state.
+    candidates not below the k-th largest similarity by more than rounding, so ties with it are kin too and the order of the candidates is
+    of no consequence. No state.
 
     Args:
         fraction: share of the negatives, in (0, 1).
@@ -33,6 +33,7 @@ class FNC(Detector):
 
     paper: ClassVar[str] = "Huynh et al., WACV 2022"
     needs: ClassVar[str] = "fraction, top_k or min_similarity"
+    leveled: ClassVar[bool] = True
 
     def __init__(self, fraction: float | None = None, top_k: int | None = None, min_similarity: float | None = None) -> None:
         super().__init__()
@@ -54,16 +55,16 @@ class FNC(Detector):
 
     def find(self, block: Block) -> Found:
         sim_RC, n_R = block.sim_RC, block.num_negatives_R
-        lowest = -torch.inf if self.min_similarity is None else self.min_similarity
         if self.fraction is None and self.top_k is None:
-            return Found((Roles(kin_RC=sim_RC > lowest),))
+            assert self.min_similarity is not None
+            return Found((Roles(kin_above_R=torch.full_like(n_R, self.min_similarity, dtype=sim_RC.dtype)),))
         k_R = n_R.clamp(max=self.top_k) if self.fraction is None else (n_R.double() * self.fraction).round().long()
         k_R = k_R.clamp(min=1)
         top_RK = sim_RC.topk(int(k_R.max()), dim=1, sorted=True).values
-        level_R1 = top_RK.gather(1, k_R.unsqueeze(1) - 1)
-        level_R1 = level_R1.masked_fill(n_R.unsqueeze(1) == 0, torch.inf)
-        kin_RC = sim_RC >= level_R1
-        return Found((Roles(kin_RC=kin_RC if self.min_similarity is None else kin_RC & (sim_RC > lowest)),))
+        level_R = top_RK.gather(1, k_R.unsqueeze(1) - 1).squeeze(1) - 8 * torch.finfo(sim_RC.dtype).eps
+        if self.min_similarity is not None:
+            level_R = level_R.clamp(min=self.min_similarity)
+        return Found((Roles(kin_above_R=level_R.masked_fill(n_R == 0, torch.inf)),))
 
     def __repr__(self) -> str:
         given = {"fraction": self.fraction, "top_k": self.top_k, "min_similarity": self.min_similarity}

@@ -50,6 +50,7 @@ class GloFND(Detector):
 
     paper: ClassVar[str] = "Balmaseda et al., ICML 2025"
     needs: ClassVar[str] = "alpha"
+    leveled: ClassVar[bool] = True
     addresses: ClassVar[bool] = True
 
     def __init__(

@@ -95,21 +95,28 @@ class Objective(nn.Module, ABC):
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
         anchors themselves (one tensor) or `local_candidates` are gathered from all ranks, others are taken as they are. `temperature`: a
         learned one instead of the own, a tensor without dimensions that receives its gradient."""
+        work = self.work(pairs, temperature)
+        loss = work.loss()
+        self.finish(work, loss)
+        return loss
+
+    def work(self, pairs: Pairs, temperature: Tensor | None = None) -> Contrast:
+        """What `on` evaluates: ready to run."""
         if pairs.degree is not None and not self.grades:
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else self.labels.to(pairs.ids.device)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        work = Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
-        with torch.autocast(pairs.anchors.device.type, enabled=False):
-            loss = work.loss()
+        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
+
+    def finish(self, work: Contrast, loss: Tensor) -> None:
+        """Keeps the counts of what was run, and in training the state it leads to."""
         self.stats = work.stats
         if self.training and self._sound(loss):
             with torch.no_grad():
-                self._write(pairs.ids, work, sizes)
-                self._tell(pairs, loss, sizes)
-        return loss
+                self._write(work.pairs.ids, work)
+                self._tell(work.pairs, loss, work.sizes)
 
     def watch(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
@@ -168,7 +175,8 @@ class Objective(nn.Module, ABC):
         groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
         return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, local_candidates=False), sizes
 
-    def _write(self, ids: Tensor, work: Contrast, sizes: list[int] | None) -> None:
+    def _write(self, ids: Tensor, work: Contrast) -> None:
+        sizes = work.sizes
         if sizes is None and distributed.world_size() > 1:
             sizes = distributed.batch_sizes(len(ids), ids.device)
         merged = [self.over_levels(levels) for levels in work.updates]

@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from kinfolk.across import Across
+from kinfolk.contrast import Contrast
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Objective, unit
 from kinfolk.objectives.learned_temperature import LearnedTemperature
@@ -62,13 +64,17 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         temperature = None if self.learned is None else self.learned()
         images, texts = unit(image_features), unit(text_features)
 
-        def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Tensor:
+        def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Contrast:
             pairs = Pairs(
                 anchors, others, others.unsqueeze(1), ids, ids, groups=keys, candidate_groups=keys, unit=True, local_candidates=True
             )
-            return objective.on(pairs, temperature)
+            return objective.work(pairs, temperature)
 
-        return (direction(self.image, images, texts) + direction(self.text, texts, images)) / 2
+        works = direction(self.image, images, texts), direction(self.text, texts, images)
+        losses = both_ways(*works) if crosses(works[1]) else (works[0].loss(), works[1].loss())
+        for objective, work, loss in zip(self.objectives, works, losses, strict=True):
+            objective.finish(work, loss)
+        return (losses[0] + losses[1]) / 2
 
     @property
     def objectives(self) -> tuple[Direction, Direction]:
@@ -105,6 +111,23 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
+
+
+def crosses(work: Contrast) -> bool:
+    """Whether a direction can be told by a few numbers of each anchor: kin above a level, left out, and one temperature for all."""
+    one = not isinstance(work.temperature, Tensor) or work.temperature.ndim == 0
+    return one and (work.detector is None or (work.detector.leveled and work.policy.action == "eliminate"))
+
+
+def both_ways(forth: Contrast, back: Contrast) -> tuple[Tensor, Tensor]:
+    """The losses of the two directions; the gradient of both is that of the first, see `Across`."""
+    with torch.no_grad():
+        across = Across(float(back.temperature), back.policy.min_negatives)
+        back.gives = across
+        back_loss = back.loss()
+        across.settle(back.sizes)
+    forth.takes = across
+    return forth.loss(), back_loss
 
 
 def known(ids: Tensor, group_ids: Tensor) -> Tensor:

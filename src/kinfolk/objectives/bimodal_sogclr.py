@@ -27,8 +27,8 @@ class BimodalSogCLR(Bimodal[SogCLR]):
     Args:
         num_samples: N; ids are in [0, N).
         temperature: t, constant.
-        gamma: γ, the weight of the new value.
-        decay_epochs: γ falls from 1 to `gamma` along a cosine in that many epochs, by `set_progress`; None: it is constant.
+        gamma: γ at its end, the weight of the new value.
+        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine; `set_progress` moves it. None: it is constant.
         detector, action, min_negatives, kin_weight, block_rows, gather: see `SogCLR`; the detector is copied for the second direction.
 
     Deviates from the paper in: the mean of the two directions, half of its sum; a constant, t times the logarithm of the number of
@@ -36,7 +36,7 @@ class BimodalSogCLR(Bimodal[SogCLR]):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.BimodalSogCLR(num_samples=100, temperature=0.03)
+        >>> loss_fn = kf.BimodalSogCLR(num_samples=100)
         >>> round(loss_fn(torch.eye(4), torch.eye(4), torch.arange(4)).item(), 4)
         -1.0
     """
@@ -44,9 +44,9 @@ class BimodalSogCLR(Bimodal[SogCLR]):
     def __init__(
         self,
         num_samples: int,
-        temperature: float,
-        gamma: float = 0.9,
-        decay_epochs: int | None = None,
+        temperature: float = 0.03,
+        gamma: float = 0.2,
+        decay_epochs: int | None = 18,
         detector: Detector | None = None,
         action: Action = "eliminate",
         min_negatives: int = 1,
@@ -66,5 +66,5 @@ class BimodalSogCLR(Bimodal[SogCLR]):
         self.image.gamma = self.text.gamma = cosine_gamma(self.gamma, epoch, self.decay_epochs)
 
     def __repr__(self) -> str:
-        shown = {"num_samples": self.num_samples, "temperature": self.image.temperature, "gamma": self.gamma}
-        return call("BimodalSogCLR", self.image, **shown, **({} if self.decay_epochs is None else {"decay_epochs": self.decay_epochs}))
+        schedule = {"gamma": self.gamma, "decay_epochs": self.decay_epochs}
+        return call("BimodalSogCLR", self.image, num_samples=self.num_samples, temperature=self.image.temperature, **schedule)
