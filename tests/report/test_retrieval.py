@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
+from kinfolk.report import write_report
 from kinfolk.report.retrieval import Query, Result, Shown, draw_retrieval, render
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.flagged import kin_of, trained
@@ -75,3 +76,10 @@ def test_without_a_detector_nothing_is_said_of_kin() -> None:
     section = render([query], [query], method="clip", detects=False)
     assert "kin" not in section.partition("</style>")[2]
     assert "a wall" in section
+
+
+def test_the_report_has_it(run: Run) -> None:
+    page = write_report(run.path).read_text(encoding="utf-8")
+    assert '<section id="retrieval"' in page
+    assert '<a href="#retrieval">' in page
+    assert "<script>window" not in page

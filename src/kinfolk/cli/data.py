@@ -45,6 +45,7 @@ def _show(found: ImageData) -> None:
     from rich.text import Text
 
     from kinfolk.cli.console import plain_table, screen
+    from kinfolk.data.captions import all_of
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights
@@ -52,6 +53,10 @@ def _show(found: ImageData) -> None:
     if (widths.min(), heights.min()) != (widths.max(), heights.max()):
         sizes += f" to {widths.max()} × {heights.max()}"
     console.print(Text.assemble((f"{len(samples):,}", "bold"), f" images, {sizes} pixels"))
+    if samples.captions is not None and samples.group_ids is not None:
+        count = sum(len(all_of(caption)) for caption in samples.captions)
+        groups = len(set(samples.group_ids.tolist()))
+        console.print(f"{count:,} captions, {groups:,} groups: what shares an image, a caption or a group is never a negative")
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))
     for split, count in Counter(samples.splits).items():
         labels = samples.of(split).labels
