@@ -15,6 +15,8 @@ def test_a_new_or_empty_folder_is_free(tmp_path: Path) -> None:
     Run(tmp_path / "new").require_unused()
     Run(tmp_path).require_unused()
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "cache").mkdir()  # what a start that failed has read
+    Run(tmp_path).require_unused()
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ class Run:
             raise UsageError(f"`out` (={self.path}) holds no run, but other things, such as {foreign[0]}; give another folder")
 
     def require_unused(self) -> None:
-        """Refuses a folder that is in use."""
+        """Refuses a folder that is in use. What a start that failed has read already, the cache, is not in the way."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and any(entry.name != "cache" for entry in self.path.iterdir()):
             what = "already holds a run" if self.exists else "is not empty"
             raise UsageError(f"`out` (={self.path}) {what}; resume it, overwrite it, or give another folder")
 
