@@ -75,6 +75,7 @@ def test_individual_temperatures_equal_the_rule() -> None:
             torch.testing.assert_close(objective.temperatures, expected, rtol=1e-6, atol=1e-8)
     assert len({round(value, 6) for value in t[0].values()}) > 4
     assert not torch.equal(loss_fn.image.temperatures, loss_fn.text.temperatures)
+    assert loss_fn.temperature == pytest.approx((sum(t[0].values()) + sum(t[1].values())) / 20)
 
 
 @pytest.mark.parametrize("action", ACTIONS)

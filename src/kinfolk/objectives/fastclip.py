@@ -100,6 +100,13 @@ class FastCLIP(Bimodal[RobustContrast]):
         self.set_progress(0, 1)
 
     @property
+    def temperature(self) -> float:
+        """t, as it is now; the mean of individual ones."""
+        if self.image.individual_lr is None:
+            return super().temperature
+        return float(self.image.temperatures.float().mean() + self.text.temperatures.float().mean()) / 2
+
+    @property
     def temperature_lr_factor(self) -> float:
         """1, or a third while t < 0.03."""
         return _SLOW if self.temperature < _SLOW_BELOW else 1.0
