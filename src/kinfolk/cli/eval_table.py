@@ -47,7 +47,7 @@ def _kin(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]
         if "f1" in row:
             pairs = f"precision {percent(row['precision'])}, recall {percent(row['recall'])}, F1 {percent(row['f1'])}"
             yield title, pairs, where
-            yield " ", f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, {percent(row['flagged'])} of the pairs", ""
+            yield "", f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, {percent(row['flagged'])} of the pairs", ""
     if "threshold" in result:
         yield " thresholds", f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}", "against the exact quantile"
     yield " similarity", f"TP {result['tp_similarity']:.3f}, FN {result['fn_similarity']:.3f}", "two views of each sample"

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from kinfolk.evaluation.linear import Probe
+from kinfolk.evaluation.logistic import Probe
 from kinfolk.evaluation.metrics import mean_average_precision, mean_per_class
 
 Metric = Literal["top1", "mean-per-class", "map"]

@@ -6,17 +6,18 @@ Dimension key: N training samples, F features, S strengths.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.data.progress import show_progress
 from kinfolk.data.seeding import generator
 from kinfolk.errors import KinfolkError
+from kinfolk.evaluation.logistic import Probe
 
 if TYPE_CHECKING:
     Array = Tensor | np.ndarray
@@ -53,6 +54,7 @@ def linear_probe(
     holdout: float = 0.1,
     seed: int = 0,
     max_iter: int = 1000,
+    progress: bool = False,
 ) -> LinearResult:
     """Accuracy of a linear classifier on frozen features.
 
@@ -71,6 +73,7 @@ def linear_probe(
         holdout: share of each class that is held out, at least one sample.
         seed: of the held-out part.
         max_iter: L-BFGS iterations of a fit.
+        progress: whether to show a bar.
     """
     if not strengths or not min(strengths) > 0:
         raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
@@ -86,13 +89,16 @@ def linear_probe(
     held = held_out_part(y, holdout, seed)
     if len(ordered) > 1 and held.any() and len(np.unique(y[~held])) > 1:
         repeats = min(MOST_REPEATS, math.ceil(ENOUGH_HELD_OUT / held.sum()))
-        for repeat in range(repeats):
-            held = held_out_part(y, holdout, seed, repeat)
-            probe = Probe(x[~held], y[~held], max_iter)
-            for candidate in ordered:
-                probe.fit(candidate)
-                held_out[candidate] = held_out.get(candidate, 0.0) + probe.accuracy(x[held], y[held]) / repeats
-        strength = max(ordered, key=lambda candidate: held_out[candidate])
+        right: dict[float, int] = {}
+        plan = [(repeat, candidate) for repeat in range(repeats) for candidate in ordered]
+        for repeat, candidate in show_progress(plan, len(plan), "Linear probe", enabled=progress):
+            if candidate == ordered[0]:
+                held = held_out_part(y, holdout, seed, repeat)
+                probe = Probe(x[~held], y[~held], max_iter)
+            probe.fit(candidate)
+            right[candidate] = right.get(candidate, 0) + int((probe.predict(x[held]) == y[held]).sum())  # whole numbers: ties are ties
+        held_out = {candidate: number / (repeats * int(held.sum())) for candidate, number in right.items()}
+        strength = max(ordered, key=lambda candidate: right[candidate])
     probe = Probe(x, y, max_iter)
     converged = probe.fit(strength)
     return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged)
@@ -108,44 +114,6 @@ def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np
         if len(members) > 1:
             held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
     return held
-
-
-class Probe:
-    """Logistic regression on standardised features; every fit starts afresh, so that the chosen strength means the same in the last one."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
-        from sklearn.linear_model import LogisticRegression
-
-        self.mean = x.mean(0, dtype=np.float64).astype(np.float32)
-        deviation = x.std(0, dtype=np.float64).astype(np.float32)
-        self.deviation = np.where(deviation > 0, deviation, np.float32(1))
-        self.x, self.y = self._standardised(x), y
-        self.model: Any = LogisticRegression(solver="lbfgs", max_iter=max_iter)
-
-    def fit(self, strength: float) -> bool:
-        """Fits with the penalty `strength`; says whether it converged."""
-        from sklearn.exceptions import ConvergenceWarning
-
-        self.model.set_params(C=1 / (strength * len(self.y)))  # scikit-learn weighs the sum of the losses against ‖w‖² / 2
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConvergenceWarning)
-            self.model.fit(self.x, self.y)
-        return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """(M,) the class each row is given."""
-        return np.asarray(self.model.predict(self._standardised(x)))
-
-    def scores(self, x: np.ndarray) -> np.ndarray:
-        """(M, K) the logits of the classes in order; (M,) of the higher one where there are two."""
-        return np.asarray(self.model.decision_function(self._standardised(x)))
-
-    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Share of the rows whose class is found."""
-        return float((self.predict(x) == y).mean())
-
-    def _standardised(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray((x - self.mean) / self.deviation)
 
 
 def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:

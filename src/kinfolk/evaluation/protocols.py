@@ -34,7 +34,7 @@ def run_linear(parts: Parts, seed: int, probe: str = "lbfgs", *, progress: bool 
     used = divide(parts, seed, "the linear probe")
     given = (used.train_x, used.train_y, used.test_x, used.test_y)
     if probe == "lbfgs":
-        fitted = linear_probe(*given, seed=seed)
+        fitted = linear_probe(*given, seed=seed, progress=progress)
         found = {"accuracy": fitted.accuracy, "strength": fitted.strength, "converged": fitted.converged}
     else:
         trained = gradient_probe(*given, probe, seed=seed, progress=progress)

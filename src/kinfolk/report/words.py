@@ -13,6 +13,7 @@ PROTOCOLS = {
     "linear": "Linear probe",
     "finetune": "Fine-tuning",
     "semi": "Few labels",
+    "transfer": "Transfer",
     "kin": "False negatives",
     "clusters": "Clusters",
     "retrieval": "Retrieval",
