@@ -36,7 +36,7 @@ def test_they_follow_the_spread_of_the_data(width: float) -> None:
 
 def test_half_as_many_cores_at_each_level_below() -> None:
     z = spread(1.0)
-    distance = kth_distance(z, 4)
+    distance = kth_distance(z, 4, torch.arange(len(z)))
     shares = [(distance <= radius).double().mean().item() for radius in fitting_radii(z, 3)]
     assert shares[0] == pytest.approx(shares[1] / 2, abs=0.005)
     assert shares[1] == pytest.approx(shares[2] / 2, abs=0.005)
@@ -45,7 +45,8 @@ def test_half_as_many_cores_at_each_level_below() -> None:
 def test_the_kth_distance_by_hand() -> None:
     z = F.normalize(torch.randn(30, 3, generator=torch.Generator().manual_seed(0)), dim=1)
     expected = torch.cdist(z, z).sort(1).values[:, 2]
-    torch.testing.assert_close(kth_distance(3 * z, 3), expected, atol=1e-5, rtol=1e-5)
+    for places in (torch.arange(30), torch.tensor([7, 2])):
+        torch.testing.assert_close(kth_distance(3 * z, 3, places), expected[places], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Radii for DBSCAN that fit the data: by distances to the k-th neighbour (Ester et al., KDD 1996, section 4.2), without a giant cluster.
 
-Dimension key: N samples, D features, R radii, b rows of a block.
+Dimension key: N samples, n of them that are looked at, D features, R radii, b rows of a block.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from kinfolk.clustering.dbscan import dbscan
 from kinfolk.stores.exact import Exact
 
 _BLOCK_ELEMENTS = 1 << 22
+_LOOKED_AT = 1 << 14
+"""Samples whose neighbours are counted, evenly spread: enough for a hundredth of them."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
 """Shares of the samples that are cores, among which one is found by halving."""
 
@@ -75,35 +77,36 @@ def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, larges
     """
     if number < 1:
         return ()
-    distance_N = kth_distance(features, min_samples).sort().values
-    tried = sorted({_radius(distance_N, share) for share in SHARES})
+    places_n = torch.arange(0, len(features), max(1, len(features) // _LOOKED_AT), device=features.device)
+    distance_n = kth_distance(features, min_samples, places_n).sort().values
+    tried = sorted({_radius(distance_n, share) for share in SHARES})
     low, high = 0, len(tried)  # the largest cluster grows with the radius
     while high - low > 1:
         middle = (low + high) // 2
         size = torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0]).max().item()
-        low, high = (middle, high) if size <= largest * len(distance_N) else (low, middle)
+        low, high = (middle, high) if size <= largest * len(features) else (low, middle)
     radii = [tried[low]]
-    share = (distance_N <= radii[0]).double().mean().item()
+    share = (distance_n <= radii[0]).double().mean().item()
     for _ in range(number - 1):
         share = share / 2
-        radii.insert(0, min(_radius(distance_N, share), 0.99 * radii[0]))
+        radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
     return tuple(round(radius, 6) for radius in radii)
 
 
-def kth_distance(features: Tensor, min_samples: int) -> Tensor:
-    """(N,) the radius from which on a sample is a core: the distance, at unit norm, of the `min_samples`-th nearest, itself the first."""
+def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor:
+    """(n,) the radius from which on each of some samples is a core: the distance, at unit norm, of its `min_samples`-th nearest of all,
+    itself the first."""
     unit_ND = F.normalize(features.float(), dim=1)
     kth = min(min_samples, len(unit_ND))
-    rows = max(1, _BLOCK_ELEMENTS // max(len(unit_ND), 1))
     found = []
-    for start in range(0, len(unit_ND), rows):
-        sim_bN = unit_ND[start : start + rows] @ unit_ND.T
-        sim_bN.diagonal(start).fill_(1)
+    for place_b in torch.split(places_n, max(1, _BLOCK_ELEMENTS // max(len(unit_ND), 1))):
+        sim_bN = unit_ND[place_b] @ unit_ND.T
+        sim_bN.scatter_(1, place_b.unsqueeze(1), 1.0)
         found.append((2 - 2 * sim_bN.topk(kth, 1).values[:, -1]).clamp(min=0).sqrt())
     return torch.cat(found)
 
 
-def _radius(distance_N: Tensor, share: float) -> float:
+def _radius(distance_n: Tensor, share: float) -> float:
     """The least radius at which that share of the samples are cores; above 0 also where pictures are there several times."""
-    place = min(max(round(share * len(distance_N)) - 1, 0), len(distance_N) - 1)
-    return max(distance_N[place].item(), 1e-2) * 1.0001
+    place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
+    return max(distance_n[place].item(), 1e-2) * 1.0001
