@@ -60,7 +60,8 @@ def open_page(browser: Any, path: Path, **context: Any) -> Opened:
     opened = Opened(browser.new_page(**{"viewport": {"width": 1200, "height": 900}, **context}))
     opened.page.on("console", lambda message: opened.complaints.append(f"{message.type}: {message.text}"))
     failures: list[str] = []
-    opened.page.on("pageerror", lambda error: (failures.append(str(error)), opened.complaints.append(str(error))))
+    opened.page.on("pageerror", lambda error: failures.append(str(error)))
+    opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
     opened.page.on("dialog", lambda dialog: opened.complaints.append(f"dialog: {dialog.message}"))
     opened.page.on("request", lambda request: opened.requests.append(request.url))
     opened.page.set_default_timeout(SLOWEST)

@@ -103,7 +103,7 @@ def add_snapshots(run: Path, data: ImageData, *, pseudo: bool = True) -> None:
     ids, x = np.arange(0, data.num_train, 2), features(data)
     (run / "snapshots").mkdir()
     for epoch in (1, 6, 12):
-        arrays = {"ids": ids, "embedding": x[ids].astype(np.float16)}
+        arrays: dict[str, np.ndarray[Any, Any]] = {"ids": ids, "embedding": x[ids].astype(np.float16)}
         if pseudo and epoch > 1:
             arrays["pseudo"] = np.where(np.arange(len(ids)) % 12 < epoch, ids % 5, -1)
         save_file(arrays, run / "snapshots" / f"epoch-{epoch:04d}.safetensors")

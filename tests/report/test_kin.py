@@ -48,7 +48,7 @@ def test_kin_are_those_above_the_anchors_own_threshold() -> None:
 def test_without_a_detector_the_nearest_are_shown() -> None:
     gallery = find_kin(compared(None), None)
     assert (gallery.kin >= 0).all()
-    assert gallery.flagged is gallery.right is gallery.thresholds is None
+    assert [gallery.flagged, gallery.right, gallery.thresholds] == [None] * 3
     assert gallery.title == "Nearest neighbours"
     assert (np.diff(gallery.similarity, axis=1) <= 0).all()
 

@@ -59,3 +59,13 @@ def test_tiles_stand_where_the_page_looks_for_them() -> None:
         tile = sheet[i // 3 * 16 :, i % 3 * 16 :][2:14, 2:14]
         assert abs(float(tile.mean()) - 20 * i) < 6
     assert sprite_sheet([], 16) is None
+
+
+def test_pictures_that_do_not_compress_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = list(np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8))
+    usual = sprite_sheet(noise, 32)
+    assert usual is not None
+    monkeypatch.setattr("kinfolk.report.map.MAX_SHEET", len(usual.uri) // 2)
+    less = sprite_sheet(noise, 32)
+    assert less is not None
+    assert len(less.uri) <= len(usual.uri) // 2

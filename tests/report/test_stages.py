@@ -19,7 +19,11 @@ def test_snapshots_are_drawn_in_order_with_their_pseudo_labels(tmp_path: Path) -
     stages = draw_stages(read_snapshots(tmp_path / "snapshots"), np.arange(60), True, seed=0)
     assert stages is not None
     assert [stage.epoch for stage in stages.maps] == [1, 6, 12]
-    assert [stage.note for stage in stages.maps] == ["", "52% with a pseudo-label, 5 clusters", "100% with a pseudo-label, 5 clusters"]
+    assert [stage.note for stage in stages.maps] == [
+        "before the first clusters",
+        "52% with a pseudo-label, 5 clusters",
+        "100% with a pseudo-label, 5 clusters",
+    ]
     assert stages.place == list(range(0, 45, 2))
     assert stages.clusters == 5
     assert stages.choice

@@ -12,10 +12,10 @@ def report(
     data: RunsData = None,
     debug: Debug = False,
 ) -> None:
-    """Write RUN/report.html: what was run, curves, results, map, views.
+    """Write RUN/report.html: what was run, curves, results, anchors with their kin, maps, views.
 
-    One file that works from disk. It embeds up to 5,000 samples with the run's encoder for the map; where the pictures can't be read,
-    the page and the screen say so.
+    One file that works from disk. It embeds up to 5,000 samples with the run's encoder for the map, and asks the detector of the last
+    checkpoint who is kin among them; where pictures or checkpoint can't be read, the page and the screen say so.
     """
     from kinfolk.cli.console import screen
     from kinfolk.report import write_report

@@ -60,6 +60,7 @@ CURVES = (
         (("conforming", "Conforming", "accent"), ("clustered", "Clustered", "second"), ("largest_cluster", "Largest", "third")),
         percent=True,
     ),
+    Curve("temperature", "Temperature", "of the loss of image and text", (("temperature", "Temperature", "accent"),), from_zero=True),
     Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
     Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
     Curve(

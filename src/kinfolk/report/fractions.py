@@ -24,12 +24,12 @@ def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
         label, colour = LINES[name]
         shares, accuracies, deviations = zip(*values, strict=True)
         bars = {"type": "data", "array": [deviation or 0 for deviation in deviations], "color": "soft", "thickness": 1}
-        more = {"error_y": bars} if any(deviations) else {}
+        more: dict[str, Any] = {"error_y": bars} if any(deviations) else {}
         traces.append(line(label, shares, accuracies, colour, mode="lines+markers", hovertemplate="%{y:.2%}", **more))
         described.append(f"{label}: " + ", ".join(f"{accuracy:.1%} with {share:.4g} of the labels" for share, accuracy, _ in values))
     drawn = figure(traces, "share of the labels", share=True)
-    shares = sorted({share for values in found.values() for share, _, _ in values})
-    drawn["layout"]["xaxis"] |= {"type": "log", "tickvals": shares, "ticktext": [f"{100 * share:.4g} %" for share in shares]}
+    ticks = sorted({share for values in found.values() for share, _, _ in values})
+    drawn["layout"]["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{100 * share:.4g} %" for share in ticks]}
     drawn["layout"]["yaxis"]["rangemode"] = "normal"
     return [Panel("fractions", "Accuracy at shares of the labels", "mean over the draws, and their deviation", "; ".join(described), drawn)]
 

@@ -3,6 +3,7 @@
   const shown = page.read("gallery");
   if (!shown) return;
   const samples = shown.samples || page.read("points");
+  const FIRST = 8;
   const PART = 24;
   const [find, ofLabel, from, wrong] = ["find", "of-label", "from", "wrong"].map((id) => document.getElementById(id));
   const [chosen, cards, more, count] = ["chosen", "cards", "more", "count"].map((id) => document.getElementById(id));
@@ -54,9 +55,9 @@
     }
     if (!shown.kin[at].length) kin.append(make("p", "soft", "nobody is flagged"));
     const notes = [];
-    if (shown.thresholds) notes.push(`above ${shown.thresholds[at].toFixed(3)}`);
-    if (shown.flagged) notes.push(`${shown.flagged[at]} flagged`);
-    if (shown.flagged && shown.right && shown.flagged[at]) notes.push(`${shown.right[at]} right`);
+    if (shown.thresholds) notes.push(`above\u00a0${shown.thresholds[at].toFixed(3)}`);
+    if (shown.flagged) notes.push(`${shown.flagged[at]}\u00a0flagged`);
+    if (shown.flagged && shown.right && shown.flagged[at]) notes.push(`${shown.right[at]}\u00a0right`);
     article.append(sample(anchor, notes.join(", ")), kin);
     article.setAttribute("aria-label", `${samples.keys[anchor]}: ${notes.join(", ")}`);
     return article;
@@ -82,7 +83,7 @@
   }
   function grow() {
     const first = cards.childElementCount;
-    cards.append(...passing.slice(first, first + PART).map(card));
+    cards.append(...passing.slice(first, first ? first + PART : FIRST).map(card));
     more.hidden = cards.childElementCount >= passing.length;
     settle();
   }

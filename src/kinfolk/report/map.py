@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 MAX_POINTS = 5000
 MIN_POINTS_TSNE = 30
+MAX_SHEET, QUALITIES = 7_000_000, (72, 45, 20, 5)
+"""Characters of a sprite sheet, and qualities that are tried until it is no longer: thumbnails of noise still make a page of 15 MB."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,11 @@ def sprite_sheet(pictures: Sequence[NDArray[np.uint8]], size: int) -> Sprites | 
         if tile.size != (size, size):
             tile = tile.resize((size, size), Image.Resampling.LANCZOS if tile.width > size else Image.Resampling.NEAREST)
         sheet.paste(tile, ((i % columns) * size, (i // columns) * size))
-    return Sprites(data_uri(sheet, quality=72), size, columns, rows)
+    for quality in QUALITIES:
+        uri = data_uri(sheet, quality)
+        if len(uri) <= MAX_SHEET:
+            break
+    return Sprites(uri, size, columns, rows)
 
 
 def data_uri(picture: Any, quality: int) -> str:

@@ -15,7 +15,6 @@ from kinfolk.report.views_grid import Strip
 
 SECTIONS = (
     ("curves", "Training"),
-    ("thresholds", "Thresholds"),
     ("results", "Results"),
     ("gallery", "Kin"),
     ("retrieval", "Retrieval"),
@@ -44,8 +43,9 @@ def render(
     num_views: int = 0,
 ) -> str:
     """The text of report.html. Panels without data are left out."""
+    panels = [*panels, *levels]
     tables, refused, results = words.data_tables(record), words.quarantine(record), words.results(record)
-    present: dict[str, Any] = {"curves": panels, "thresholds": levels, "results": results or measured, "stages": stages, "views": strips}
+    present: dict[str, Any] = {"curves": panels, "results": results or measured, "stages": stages, "views": strips}
     present["retrieval"] = retrieval
     present |= {"gallery": gallery or gallery_missing, "map": embedding or embedding_missing, "data": tables or refused}
     sprites = None if embedding is None else embedding.sprites
@@ -53,7 +53,7 @@ def render(
         (shell.HERE, "page.html"),
         [(shell.HERE, "map.js"), (shell.HERE, "gallery.js")],
         data={
-            "figures": {panel.id: panel.figure for panel in (*panels, *levels, *measured)},
+            "figures": {panel.id: panel.figure for panel in (*panels, *measured)},
             "points": None if embedding is None else embedding.as_json(),
             "gallery": None if gallery is None else gallery.as_json(),
             "stages": None if stages is None else stages.as_json(),
@@ -68,7 +68,6 @@ def render(
         tiles=words.tiles(record),
         facts=facts,
         panels=panels,
-        levels=levels,
         results=results,
         measured=measured,
         gallery=gallery,

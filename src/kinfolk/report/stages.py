@@ -18,19 +18,12 @@ from kinfolk.training.snapshots import Snapshot
 
 @dataclass(frozen=True)
 class Stage:
-    """The map after an epoch; `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before there were any."""
+    """The map after an epoch; `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before there were any; `note` counts them."""
 
     epoch: int
     points: NDArray[np.float32]
     pseudo: list[int] | None
-
-    @property
-    def note(self) -> str:
-        """How many have a pseudo-label."""
-        if self.pseudo is None:
-            return ""
-        named = [label for label in self.pseudo if label >= 0]
-        return f"{len(named) / len(self.pseudo):.0%} with a pseudo-label, {len(set(named)):,} clusters"
+    note: str
 
 
 @dataclass(frozen=True)
@@ -77,8 +70,17 @@ def draw_stages(snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_lab
     place = np.searchsorted(ids_N, snapshots[0].ids)
     if len(ids_N) == 0 or not np.array_equal(ids_N[np.minimum(place, len(ids_N) - 1)], snapshots[0].ids):
         return None
+    clusters = any(snapshot.pseudo is not None for snapshot in snapshots)
     maps, points, method = [], None, ""
     for snapshot in snapshots:
         points, method = project(snapshot.embedding.astype(np.float32), seed, points)
-        maps.append(Stage(snapshot.epoch, points, None if snapshot.pseudo is None else snapshot.pseudo.tolist()))
+        pseudo = None if snapshot.pseudo is None else snapshot.pseudo.tolist()
+        maps.append(Stage(snapshot.epoch, points, pseudo, _note(pseudo) if clusters else ""))
     return Stages(maps, place.tolist(), method, has_labels)
+
+
+def _note(pseudo: list[int] | None) -> str:
+    if pseudo is None:
+        return "before the first clusters"
+    named = [label for label in pseudo if label >= 0]
+    return f"{len(named) / len(pseudo):.0%} with a pseudo-label, {len(set(named)):,} clusters"

@@ -69,15 +69,15 @@ def write_report(
         data = opened.data(progress=progress) if data is None else data
         ids = _pictures(opened, data, features, parts, progress)
     except (ValueError, OSError) as error:
-        parts["embedding_missing"] = f"There is no map in this report: {str(error).rstrip('.')}."
+        parts["embedding_missing"] = f"There is no map in this report: {_why(error)}."
     else:
         try:
             if learns_from_text(opened.config):
                 parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
             else:
                 _kin(opened, data, ids, framework, parts, progress)
-        except (ValueError, OSError) as error:
-            parts["gallery_missing"] = f"There is no gallery of kin in this report: {str(error).rstrip('.')}."
+        except (ValueError, OSError, RuntimeError) as error:  # torch's own, where a checkpoint is of another version
+            parts["gallery_missing"] = f"There is no gallery of kin in this report: {_why(error)}."
     for missing in ("embedding_missing", "gallery_missing"):
         if tell is not None and missing in parts:
             tell(parts[missing])
@@ -128,3 +128,8 @@ def _own(opened: OpenedRun, data: ImageData) -> bool:
         return False
     own = Samples.read(file)
     return key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train]) is None
+
+
+def _why(error: Exception) -> str:
+    """Its message as a part of a sentence."""
+    return " ".join(str(error).split())[:400].rstrip(".")
