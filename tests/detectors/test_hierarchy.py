@@ -146,7 +146,7 @@ def test_gradient_and_cold_coarse_input() -> None:
 
 
 def _steps(folder: str, ranks: slice) -> dict[str, Tensor]:
-    detector, z = Hierarchy(48, radii=(0.3, 0.6)), clumps()
+    detector, z = Hierarchy(48), clumps()
     detector.refresh(z, 0.0)
     loss_fn = NTXent(0.1, detector)
     for step in range(5):
