@@ -50,7 +50,8 @@ def _kin(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]
             yield "", f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, {percent(row['flagged'])} of the pairs", ""
     if "threshold" in result:
         yield " thresholds", f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}", "against the exact quantile"
-    yield " similarity", f"TP {result['tp_similarity']:.3f}, FN {result['fn_similarity']:.3f}", "two views of each sample"
+    own, alike = ("—" if value != value else f"{value:.3f}" for value in (result["tp_similarity"], result["fn_similarity"]))
+    yield " similarity", f"TP {own}, FN {alike}", "two views of each sample"
 
 
 def percent(share: float, deviation: float | None = None) -> str:
