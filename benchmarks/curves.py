@@ -34,7 +34,7 @@ def drawn(runs: Runs, names: list[str]) -> Any:
 
     methods = list(dict.fromkeys(map(method_of, runs)))
     titles = [f"{method}: {name}" for method in methods for name in names]
-    figure = make_subplots(len(methods), len(names), subplot_titles=titles, x_title="epoch", vertical_spacing=0.12)
+    figure = make_subplots(len(methods), len(names), subplot_titles=titles, x_title="epoch", vertical_spacing=0.24 / len(methods))
     for row, method in enumerate(methods, 1):
         for shade, run in enumerate(run for run in runs if method_of(run) == method):
             for column, name in enumerate(names, 1):
@@ -42,7 +42,8 @@ def drawn(runs: Runs, names: list[str]) -> Any:
                 figure.add_scatter(
                     x=[epoch["epoch"] for epoch in known],
                     y=[epoch[name] for epoch in known],
-                    name=run.replace("_", " "),
+                    name=re.sub(r"-(\d+)$", r", seed \1", run).replace("_", " "),
+                    mode="lines",
                     legendgroup=run,
                     showlegend=column == 1,
                     line_color=PALETTE[shade % len(PALETTE)],
