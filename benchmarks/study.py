@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -25,10 +24,16 @@ from typing import Any
 import numpy as np
 import yaml
 
+from kinfolk.comparing.figures import DIRECTIONS, figures_of, measured
+from kinfolk.comparing.seeds import base_of, gap_closed, p_value, spread
+from kinfolk.report.record import read_record
+from kinfolk.training.changes import flat
+
+__all__ = ["base_of", "gap_closed", "main", "measured", "merged", "method_of", "recall_table", "settings", "table"]
+
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 """Columns of methods that cluster, and similarities of true positives and false negatives; left out where no run has them."""
-DIRECTIONS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
 
 
@@ -47,12 +52,9 @@ def limited(data: Path, limit: int | None, out: Path) -> Path:
     return cut
 
 
-def settings(tree: dict[str, Any], prefix: str = "") -> list[str]:
+def settings(tree: dict[str, Any]) -> list[str]:
     """`{"detector": {"alpha": 0.1}}` as `detector.alpha=0.1`."""
-    flat: list[str] = []
-    for key, value in tree.items():
-        flat += settings(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}={json.dumps(value)}"]
-    return flat
+    return [f"{key}={json.dumps(value)}" for key, value in flat(tree).items()]
 
 
 def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -77,62 +79,12 @@ def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
         subprocess.run([*kinfolk, "eval", folder, "--protocol", protocols, *more, *at_depth], check=True)
-    epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {key: 100 * epochs[-1][key] for key in (*COLUMNS, *CLUSTERS) if isinstance(epochs[-1].get(key), float)}
-    for each in names:
-        found |= measured(each, json.loads((results / f"{each}.json").read_text()))
-    return {**found, "seconds": statistics.median(epoch["seconds"] for epoch in epochs)}
-
-
-def measured(protocol: str, result: dict[str, Any]) -> dict[str, float]:
-    """What a protocol found, in percent: an accuracy, or recalls in both directions and their mean."""
-    if protocol != "retrieval":
-        return {protocol: 100 * result["accuracy"]}
-    recalls = {f"{short} {k}": 100 * value for name, short in DIRECTIONS.items() for k, value in result[name].items()}
-    return {**recalls, "mean": 100 * result["mean"]}
+    return figures_of(read_record(folder))
 
 
 def method_of(name: str, change: dict[str, Any]) -> str:
     """A study may name the same method twice, with another setting in brackets: `simclr+glofnd (alpha 0.01)`."""
     return str(change.pop("method", name.partition(" ")[0]))
-
-
-def cell(values: list[float]) -> str:
-    if not values:
-        return "–"
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-
-
-def p_value(ours: list[float], base: list[float]) -> str:
-    """One-sided paired t-test over seeds that the method is above its base."""
-    if len(ours) < 2 or len(ours) != len(base):
-        return "–"
-    from scipy.stats import ttest_rel
-
-    p = float(ttest_rel(ours, base, alternative="greater").pvalue)
-    return "–" if math.isnan(p) else f"{p:.3f}"
-
-
-def counterpart(name: str, method: str, figures: dict[str, list[dict[str, float]]]) -> str | None:
-    """The row of `method` with the setting in brackets that `name` has, or else without one; None where the study has neither."""
-    setting = name.partition(" ")[2]
-    return next((row for row in (f"{method} {setting}".strip(), method) if row in figures), None)
-
-
-def base_of(name: str, figures: dict[str, list[dict[str, float]]], base: str | None = None) -> str | None:
-    """The row that `name` is compared with; None for a base itself."""
-    found = counterpart(name, base or name.partition(" ")[0].partition("+")[0], figures)
-    return None if found == name else found
-
-
-def gap_closed(name: str, figures: dict[str, list[dict[str, float]]], base: str | None = None) -> float | None:
-    """(method − base) / (SupCon − base); None for the base, and where SupCon is missing or not above it."""
-    row = base_of(name, figures, base)
-    oracle = None if row is None else counterpart(name, f"{row.partition(' ')[0]}+oracle:attract", figures)
-    if row is None or oracle is None:
-        return None
-    ours, low, high = (statistics.mean(one["linear"] for one in figures[each]) for each in (name, row, oracle))
-    return (ours - low) / (high - low) if high > low else None
 
 
 def table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -> str:
@@ -149,9 +101,10 @@ def table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -
         if row is not None:
             gain = {key: statistics.mean(column[key]) - statistics.mean(other[key]) for key in other}
             against = f"{gain['knn']:+.1f} / {gain['linear']:+.1f}"
-        p = "–" if row is None else p_value(column["linear"], other["linear"])
-        cells = [cell(column["knn"]), cell(column["linear"]), against, p, "–" if closed is None else f"{100 * closed:.0f} %"]
-        cells += [cell(column[key]) for key in (*COLUMNS[2:], *clusters, "seconds")]
+        p = None if row is None else p_value(column["linear"], other["linear"])
+        shares = ["–" if p is None else f"{p:.3f}", "–" if closed is None else f"{100 * closed:.0f} %"]
+        cells = [spread(column["knn"]), spread(column["linear"]), against, *shares]
+        cells += [spread(column[key]) for key in (*COLUMNS[2:], *clusters, "seconds")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -162,10 +115,11 @@ def recall_table(figures: dict[str, list[dict[str, float]]], base: str | None = 
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name, runs in figures.items():
         row = base_of(name, figures, base)
-        gain = None if row is None else statistics.mean(one["mean"] for one in runs) - statistics.mean(one["mean"] for one in figures[row])
-        column = {key: cell([one[key] for one in runs if key in one]) for key in (*RECALLS, "mean", "flagged", "seconds")}
+        means = [statistics.mean(one["retrieval"] for one in figures[each]) for each in (name, row) if each is not None]
+        gain = None if row is None else means[0] - means[1]
+        column = {key: spread([one[key] for one in runs if key in one]) for key in (*RECALLS, "retrieval", "flagged", "seconds")}
         flagged = "–" if "flagged" not in runs[0] else f"{statistics.mean(one['flagged'] for one in runs):.2f}"
-        cells = [*(column[key] for key in (*RECALLS, "mean")), "–" if gain is None else f"{gain:+.1f}", flagged, column["seconds"]]
+        cells = [*(column[key] for key in (*RECALLS, "retrieval")), "–" if gain is None else f"{gain:+.1f}", flagged, column["seconds"]]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfolk.api import train as train
     from kinfolk.auditing import audit as audit
+    from kinfolk.comparing import compare as compare
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import Oracle as Oracle
     from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.exporting import export as export
     from kinfolk.objectives import BimodalSogCLR as BimodalSogCLR
     from kinfolk.objectives import CLIPLoss as CLIPLoss
     from kinfolk.objectives import FastCLIP as FastCLIP
@@ -52,6 +54,8 @@ _HOME = {
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
     "audit": "kinfolk.auditing",
+    "compare": "kinfolk.comparing",
+    "export": "kinfolk.exporting",
     "train": "kinfolk.api",
 }
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, cnce, data, embed, eval, methods, report, train
+from kinfolk.cli import audit, cnce, compare, data, embed, eval, export, methods, report, train
 from kinfolk.cli.options import FLAG, examples
 
 app = typer.Typer(
@@ -47,6 +47,8 @@ LEARN, LOOK = "Learn", "Look"
 app.command("train", rich_help_panel=LEARN, epilog=train.EPILOG)(train.train)
 app.command("eval", rich_help_panel=LEARN, epilog=eval.EPILOG)(eval.evaluate)
 app.command("embed", rich_help_panel=LEARN, epilog=embed.EPILOG)(embed.embed)
+app.command("export", rich_help_panel=LEARN, epilog=export.EPILOG)(export.export)
+app.command("compare", rich_help_panel=LOOK, epilog=compare.EPILOG)(compare.compare)
 app.command("audit", rich_help_panel=LOOK, epilog=audit.EPILOG)(audit.audit)
 app.command("report", rich_help_panel=LOOK, epilog=report.EPILOG)(report.report)
 app.command("data", rich_help_panel=LOOK, epilog=data.EPILOG)(data.data)

@@ -32,24 +32,28 @@ def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, A
 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    inner = _inner(encoder)
-    # Contiguous copies: safetensors refuses channels-last strides and shared storage.
-    state = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in inner.state_dict().items()}
+    state = plain_state(encoder)
     description = {
         "format": 1,
         "encoder": getattr(encoder, "config", None),
         "output_size": getattr(encoder, "output_size", None),
-        "parameters": sum(parameter.numel() for parameter in inner.parameters()),
+        "parameters": sum(parameter.numel() for parameter in encoder.parameters()),
         "meta": dict(meta or {}),
     }
     text = json.dumps(description, indent=2)
     path, partial = directory / WEIGHTS, directory / (WEIGHTS + ".partial")
     save_file(state, partial, metadata={"kinfolk": text})
-    _put(partial, path)
+    put(partial, path)
     partial = directory / (DESCRIPTION + ".partial")
     partial.write_text(text + "\n", encoding="utf-8")
-    _put(partial, directory / DESCRIPTION)
+    put(partial, directory / DESCRIPTION)
     return path
+
+
+def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
+    """The tensors under the encoder's own names, as contiguous copies: safetensors refuses channels-last strides and shared storage."""
+    state = _inner(encoder).state_dict()
+    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
 def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn.Module, dict[str, Any]]:
@@ -158,7 +162,8 @@ def _describe(file: Path) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def _put(partial: Path, path: Path) -> None:
+def put(partial: Path, path: Path) -> None:
+    """Gives a finished file its name, when its bytes are on the disk."""
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)

@@ -1,0 +1,207 @@
+"""Encoders for other software: names, shapes and features as the target has them; what it has not is refused."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import pickle
+import pickletools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kinfolk as kf
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.exporting.detectron2 import config_lines
+from kinfolk.exporting.target import network_in
+from kinfolk.exporting.verify import unavailable
+from kinfolk.models import build_encoder, read_state, save_encoder
+
+NAMES: dict[str, dict[str, list[int]]] = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))
+"""Parameters and buffers with their shapes: as torchvision 0.28 and timm 1.0.30 list them, who agree, and as detectron2 builds them;
+classifiers left out."""
+VIEWS = {"size": 32, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.2], "space": "rgb"}
+
+
+def seldom(module: nn.Module) -> nn.Module:
+    """Statistics of BatchNorm that are not those of a new network, so that a mix-up shows."""
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            nn.init.normal_(layer.running_mean, 0, 0.1)
+            nn.init.uniform_(layer.running_var, 0.5, 2)
+    return module.eval()
+
+
+@pytest.fixture(scope="module", params=["resnet18", "resnet50"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    save_encoder(seldom(build_encoder(request.param, stem="imagenet")), folder, {"views": VIEWS})
+    return request.param, folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    save_encoder(seldom(build_encoder("resnet10", width=4)), folder, {"views": VIEWS})
+    return folder
+
+
+def shapes(state: dict[str, Any]) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in state.items()}
+
+
+def test_safetensors(small: Path) -> None:
+    found = kf.export(small, "safetensors")
+    assert found.path == small / "export" / "encoder.safetensors"
+    assert found.checked == "read again and equal"
+    kept, state = read_state(small / "model.safetensors"), read_state(found.path)
+    assert state.keys() == kept.keys()
+    assert all(torch.equal(state[name], kept[name]) for name in kept)
+    from safetensors import safe_open
+
+    with safe_open(found.path, "pt") as file:
+        assert json.loads(file.metadata()["views"]) == VIEWS
+
+
+def test_torchvision_has_these_names(run: tuple[str, Path]) -> None:
+    name, folder = run
+    found = kf.export(folder, "torchvision", overwrite=True)
+    assert shapes(torch.load(found.path, weights_only=True)) == NAMES[name]
+    if unavailable("torchvision") is None:
+        assert found.checked.startswith("loaded into torchvision: features differ by ")
+    else:
+        assert found.checked.startswith("not loaded: torchvision ")
+
+
+def test_timm_has_these_names(run: tuple[str, Path], tmp_path: Path) -> None:
+    name, folder = run
+    found = kf.export(folder, "timm", tmp_path / "out")
+    assert shapes(read_state(found.path / "model.safetensors")) == NAMES[name]
+    config = json.loads((found.path / "config.json").read_text(encoding="utf-8"))
+    assert (config["architecture"], config["num_classes"]) == (name, 0)
+    assert config["pretrained_cfg"]["mean"] == VIEWS["mean"]
+    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+    if unavailable("timm") is None:
+        assert found.checked.startswith("loaded into timm: features differ by ")
+
+
+class Plain(pickle.Unpickler):
+    """Reads the tests' own file, and of all code only what makes arrays."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        assert (module, name) in {("numpy", "ndarray"), ("builtins", "bytearray")}
+        return getattr(importlib.import_module(module), name)
+
+
+def test_detectron2_has_these_names(run: tuple[str, Path], tmp_path: Path) -> None:
+    name, folder = run
+    found = kf.export(folder, "detectron2", tmp_path / "zoo.pkl")
+    data = found.path.read_bytes()
+    opcodes = {opcode.name for opcode, _, _ in pickletools.genops(data)}
+    assert not opcodes & {"INST", "OBJ", "BUILD", "PERSID", "EXT1"}
+    loaded = Plain(io.BytesIO(data)).load()
+    assert loaded.keys() == {"model", "__author__", "matching_heuristics"}
+    model = {key: value for key, value in loaded["model"].items() if not key.endswith("num_batches_tracked")}
+    assert shapes(model) == NAMES[f"detectron2 {name}"]
+    state = read_state(folder / "model.safetensors")
+    for ours, theirs in (
+        ("conv1.weight", "stem.conv1.weight"),
+        ("bn1.running_var", "stem.conv1.norm.running_var"),
+        ("layer4.1.bn2.bias", "res5.1.conv2.norm.bias"),
+        ("layer2.0.downsample.0.weight", "res3.0.shortcut.weight"),
+        ("layer2.0.downsample.1.running_mean", "res3.0.shortcut.norm.running_mean"),
+    ):
+        np.testing.assert_array_equal(model[theirs], state[ours].numpy())
+        assert model[theirs].flags.writeable, "torch.from_numpy warns of others"
+    assert "PIXEL_MEAN: [127.500, 102.000, 76.500]" in found.use
+    assert f"DEPTH: {name.removeprefix('resnet')}" in found.use
+    assert ("RES2_OUT_CHANNELS: 64" in found.use) == (name == "resnet18")
+
+
+def test_the_configuration_is_yaml() -> None:
+    import yaml
+
+    config = yaml.safe_load(config_lines(50, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert config["MODEL"]["PIXEL_MEAN"] == [123.675, 116.28, 103.53]
+    assert config["MODEL"]["RESNETS"] == {"DEPTH": 50, "STRIDE_IN_1X1": False}
+    assert config["INPUT"] == {"FORMAT": "RGB"}
+
+
+@pytest.mark.parametrize(
+    ("config", "package", "why"),
+    [
+        (None, "timm", "a module of your own"),
+        ({"name": "resnet10", "stem": "imagenet", "width": 64}, "torchvision", "there is no resnet10;"),
+        ({"name": "resnet18", "stem": "cifar", "width": 64}, "detectron2", r"3×3 convolution without pooling.*\(`model.stem`\)"),
+        ({"name": "resnet50", "stem": "imagenet", "width": 32}, "timm", r"32 channels wide in place of 64 \(`model.width`\)"),
+        ({"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1}, "torchvision", "pictures of 1 channels"),
+        ({"towers": [], "channels": [1, 2]}, "torchvision", "two networks"),
+        ({"name": "timm/vit_tiny_patch16_224"}, "torchvision", "it is timm/vit_tiny_patch16_224"),
+        ({"name": "open_clip/RN50"}, "detectron2", "it is open_clip/RN50"),
+    ],
+)
+def test_what_the_target_has_not_is_refused(config: dict[str, Any] | None, package: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"the encoder can't be exported to {package}: .*{why}.*safetensors and onnx take any encoder"):
+        network_in(package, config)
+
+
+def test_networks_of_other_packages() -> None:
+    assert network_in("torchvision", {"name": "torchvision/convnext_tiny"}) == "convnext_tiny"
+    assert network_in("timm", {"name": "timm/resnet50.a1_in1k"}) == "resnet50"
+    assert network_in("detectron2", {"name": "timm/resnet34"}) == "resnet34"
+    assert network_in("timm", {"name": "torchvision/resnet152"}) == "resnet152"
+
+
+def test_wrong_use(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"`format` .='keras'. must be one of safetensors, torchvision, timm, detectron2, onnx"):
+        kf.export(small, "keras")
+    with pytest.raises(UsageError, match="can't be exported to torchvision: there is no resnet10; its stem"):
+        kf.export(small, "torchvision", tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()
+    (tmp_path / "there.safetensors").touch()
+    with pytest.raises(UsageError, match=r"there.safetensors exists; give another `out`, or overwrite it"):
+        kf.export(small, "safetensors", tmp_path / "there.safetensors")
+    with pytest.raises(KinfolkError, match=r"There is no model.safetensors"):
+        kf.export(tmp_path, "safetensors")
+
+
+def test_other_features_are_refused(run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is there, and builds another network under the name."""
+    name, folder = run
+    other = seldom(build_encoder(name, stem="imagenet"))
+    monkeypatch.setattr("kinfolk.exporting.write.unavailable", lambda package: None)
+    monkeypatch.setattr("kinfolk.exporting.write.load_torchvision", lambda name, path: other)
+    with pytest.raises(KinfolkError, match="the export gives other features in torchvision"):
+        kf.export(folder, "torchvision", tmp_path / "out.pth")
+    assert not list(tmp_path.iterdir())
+
+
+def test_onnx(small: Path, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    found = kf.export(small, "onnx", tmp_path / "encoder.onnx")
+    assert found.checked.startswith("run by onnxruntime on batches of 1 and 5")
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.onnx"], "weights included"
+    onnx, onnxruntime = (importlib.import_module(package) for package in ("onnx", "onnxruntime"))
+    notes = {entry.key: json.loads(entry.value) for entry in onnx.load(found.path).metadata_props if entry.key in VIEWS}
+    assert notes == VIEWS
+    from kinfolk.models import load_encoder
+
+    pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    session = onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
+    (features,) = session.run(["features"], {"pictures": pictures.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(features, load_encoder(small)[0](pictures).numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_onnx_asks_for_what_is_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfolk.exporting.onnx.unavailable", lambda package: f"{package} is not installed")
+    with pytest.raises(UsageError, match=r"onnx can't be written: onnx is not installed; install it with `pip install 'kinfolk\[onnx\]'`"):
+        kf.export(small, "onnx")
