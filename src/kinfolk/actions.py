@@ -18,6 +18,7 @@ from kinfolk.pairs import Block, Places, Roles
 
 Action = Literal["eliminate", "attract", "reweight"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
+_LEFT_OUT = 1e30
 
 
 @dataclass(frozen=True)
@@ -101,33 +102,34 @@ def _of(temperature: float | Tensor, places: Places) -> float | Tensor:
 def _by_levels(block: Block, roles: Roles, policy: Policy, sim_RC: Tensor, temperature: float | Tensor) -> Settled:
     """Kin above one level and dropped below another, both left out, without looking for their places.
 
-    Masks are numbers, not bools, and a few rows are done at a time, so that they stay in the cache: a fifth of the time."""
-    num_rows, num_candidates = sim_RC.shape
-    none_R = sim_RC.new_full((num_rows,), torch.inf)
+    Masks are numbers, not bools, and a few rows are done at a time, so that they stay in the cache: a fifth of the time. What is left out
+    becomes so small, not −inf, that its share is 0."""
+    num_negatives_R = block.num_negatives_R.to(sim_RC.dtype)
+    none_R = torch.full_like(num_negatives_R, torch.inf)
     high_R1 = (none_R if roles.kin_above_R is None else roles.kin_above_R.to(sim_RC.dtype)).unsqueeze(1)
     low_R1 = (-none_R if roles.drop_below_R is None else roles.drop_below_R.to(sim_RC.dtype)).unsqueeze(1)
-    own_R = (low_R1.squeeze(1) == -torch.inf) * (num_candidates - block.num_negatives_R)  # such a level keeps the own ones
-    flagged_R, kept_R = torch.zeros_like(none_R), torch.zeros_like(none_R)
-    short_R = torch.zeros(num_rows, dtype=torch.bool, device=sim_RC.device)
-    for rows, (kept_RC, close_RC) in block.parts(2):
-        if roles.drop_below_R is None:
-            kept_R[rows] = torch.le(sim_RC[rows], high_R1[rows], out=kept_RC).sum(1) - own_R[rows]
-            flagged_R[rows] = block.num_negatives_R[rows] - kept_R[rows]
-        else:
-            torch.ge(sim_RC[rows], low_R1[rows], out=kept_RC)
-            if roles.kin_above_R is not None:
-                flagged_R[rows] = torch.gt(sim_RC[rows], high_R1[rows], out=close_RC).sum(1)
-                kept_RC.sub_(close_RC)
-            kept_R[rows] = kept_RC.sum(1) - own_R[rows]
-        short_R[rows] = (kept_R[rows] < policy.min_negatives) & (block.num_negatives_R[rows] > kept_R[rows])
+    own_R = (sim_RC.shape[1] - num_negatives_R) * (low_R1.squeeze(1) > -torch.inf)  # are below any other level
+    flagged_R, kept_R, short_R = torch.zeros_like(none_R), num_negatives_R.clone(), torch.zeros_like(none_R, dtype=torch.bool)
+    for rows, (far_RC, close_RC) in block.parts(2):
+        masks = []
+        if roles.drop_below_R is not None:
+            masks.append(torch.lt(sim_RC[rows], low_R1[rows], out=far_RC))
+            kept_R[rows] -= far_RC.sum(1) - own_R[rows]
+        if roles.kin_above_R is not None:
+            masks.append(torch.gt(sim_RC[rows], high_R1[rows], out=close_RC))
+            flagged_R[rows] = close_RC.sum(1)
+            kept_R[rows] -= flagged_R[rows]
+        short_R[rows] = (kept_R[rows] < policy.min_negatives) & (num_negatives_R[rows] > kept_R[rows])
         if short_R[rows].any():
-            kept_RC[short_R[rows]] = 1.0
-        torch.minimum(sim_RC[rows], torch.threshold_(kept_RC, 0.5, -torch.inf), out=sim_RC[rows])  # with 1 or −inf; no cosine is above 1
+            for mask_RC in masks:
+                mask_RC[short_R[rows]] = 0.0
+        for mask_RC in masks:
+            sim_RC[rows].sub_(mask_RC, alpha=_LEFT_OUT)
     if short_R.any():  # rare
         part = Block(sim_RC[short_R], block.ids[:0], block.candidate_ids, 1, block.num_negatives_R[short_R])
         levels = Roles(kin_above_R=high_R1[short_R, 0], drop_below_R=low_R1[short_R, 0])
         part_t = temperature[short_R] if isinstance(temperature, Tensor) else temperature
-        mended = settle(part, levels, (own_R[:0], own_R[:0]), policy, part.sim_RC, part_t, judged=True)
+        mended = settle(part, levels, (block.ids[:0], block.ids[:0]), policy, part.sim_RC, part_t, judged=True)
         sim_RC[short_R], flagged_R[short_R], kept_R[short_R] = part.sim_RC, mended.flagged_R, mended.weight_R
     return Settled(None, flagged_R, kept_R, torch.zeros_like(kept_R))
 

@@ -1,21 +1,24 @@
 """Order statistics of rows, exactly and without a sort.
 
-After Floyd and Rivest, Expected time bounds for selection, CACM 1975: a sample of the columns says between which two values the wanted
-one lies, one pass counts what is below and takes out the few between them, and only those are selected from. A row whose value is not
-between them, which a sample says of one in some hundreds, is sorted.
+After Floyd and Rivest, Expected time bounds for selection, CACM 1975: a sample of the columns, sorted, says where about the wanted value
+lies; one pass counts what is below that and so corrects it to two values that are closer together; a second pass counts what is below the
+lower and takes out the few between them, and only those are selected from. A row whose value is not between them is sorted. Masks are
+numbers, not bools, and a few rows are done at a time, so that they stay in the cache: a third of the time.
 
-Dimension key: R rows, C columns, S sampled columns, M entries between the two values.
+Dimension key: R rows, C columns, S sampled columns, P parts of the columns, K places where one of P is marked, M entries between the two.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_SMALL, _SAMPLED, _DEVIATIONS = 4096, 2048, 3.0
+from kinfolk.pairs import Places
+
+_SMALL, _SAMPLED, _DEVIATIONS, _PARTS = 4096, 2048, 3.0, 4
+_CACHED = 1 << 20  # entries that are done at a time
 _RUN = 16  # neighbours are read together: 64 bytes of float32
 
 
@@ -35,17 +38,37 @@ def cut(sim_RC: Tensor, place_R: Tensor) -> Cut:
         >>> cut(torch.tensor([[0.3, 0.1, 0.2, 0.2]]), torch.tensor([2]))
         Cut(value_R=tensor([0.2000]), below_R=tensor([1]))
     """
-    if sim_RC.shape[1] <= _SMALL or not len(sim_RC):
+    num_rows, num_columns = sim_RC.shape
+    if num_columns <= _SMALL or not num_rows:
         return _at_once(sim_RC, place_R)
-    low_R1, high_R1 = (bound_R.unsqueeze(1) for bound_R in _bracket(sim_RC, place_R))
-    above_RC = sim_RC >= low_R1
-    below_R = sim_RC.shape[1] - above_RC.sum(1, dtype=torch.int32).long()  # the sum in int64 is thirty times slower
-    row_M, col_M = above_RC.logical_and_(sim_RC <= high_R1).nonzero(as_tuple=True)
+    step = max(1, _CACHED // num_columns) if sim_RC.device.type == "cpu" else num_rows
+    found = [_between(sim_RC[first : first + step], place_R[first : first + step]) for first in range(0, num_rows, step)]
+    return Cut(torch.cat([each.value_R for each in found]), torch.cat([each.below_R for each in found]))
+
+
+def few_places(mask_RC: Tensor) -> Places:
+    """Where a mask of numbers is 1, row by row, the columns in no order. The largest of every four is looked at first, as ones are few."""
+    num_rows, num_columns = mask_RC.shape
+    parts = _PARTS if num_columns % _PARTS == 0 and mask_RC.is_contiguous() else 1
+    width = num_columns // parts
+    row_K, col_K = mask_RC.view(num_rows, parts, width).amax(1).nonzero(as_tuple=True)
+    column_KP = col_K.unsqueeze(1) + width * torch.arange(parts, device=mask_RC.device)
+    of_M, part_M = mask_RC[row_K.unsqueeze(1), column_KP].nonzero(as_tuple=True)
+    return row_K[of_M], column_KP[of_M, part_M]
+
+
+def _between(sim_RC: Tensor, place_R: Tensor) -> Cut:
+    """The algorithm of the module docstring."""
+    num_columns, mask_RC = sim_RC.shape[1], torch.empty_like(sim_RC)
+    low_R1, high_R1 = _bracket(sim_RC, place_R, mask_RC)
+    below_R = num_columns - _number(torch.ge(sim_RC, low_R1, out=mask_RC))
+    mask_RC.sub_(torch.gt(sim_RC, high_R1, out=torch.empty_like(sim_RC)))
+    row_M, col_M = few_places(mask_RC)
     between_R = torch.bincount(row_M, minlength=len(sim_RC))
     rank_R = place_R - below_R
     missed_R = (rank_R < 0) | (rank_R >= between_R)
     sim_M = sim_RC[row_M, col_M]
-    value_R = _ranked(sim_M, row_M, between_R, rank_R.masked_fill(missed_R, 0), sim_RC.shape[1])
+    value_R = _ranked(sim_M, row_M, between_R, rank_R.masked_fill(missed_R, 0), num_columns)
     below_R = below_R + torch.bincount(row_M[sim_M < value_R[row_M]], minlength=len(sim_RC))
     if missed_R.any():
         mended = _at_once(sim_RC[missed_R], place_R[missed_R])
@@ -73,16 +96,23 @@ def _at_once(sim_RC: Tensor, place_R: Tensor) -> Cut:
     return Cut(value_R1.squeeze(1), torch.searchsorted(order_RC, value_R1).squeeze(1))
 
 
-def _bracket(sim_RC: Tensor, place_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(R,), (R,) two values between which the wanted entries most likely lie. Rows want much the same place: one pair of ranks will do."""
-    sample_RS = sampled(sim_RC, _SAMPLED)
-    num_sampled, bounds = sample_RS.shape[1], []
-    for place, sign in ((int(place_R.min()), -1), (int(place_R.max()), 1)):
-        share = (place + 0.5) / sim_RC.shape[1]
-        rank = round(share * num_sampled + sign * (_DEVIATIONS * math.sqrt(num_sampled * share * (1 - share)) + 1))
-        outside = not 0 <= rank < num_sampled
-        bounds.append(sim_RC.new_full(place_R.shape, sign * torch.inf) if outside else sample_RS.kthvalue(rank + 1, dim=1).values)
-    return bounds[0], bounds[1]
+def _bracket(sim_RC: Tensor, place_R: Tensor, mask_RC: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, 1), (R, 1) two values between which the wanted entries most likely lie. Overwrites `mask_RC`."""
+    order_RS = sampled(sim_RC, _SAMPLED).sort(1).values
+    per_column = order_RS.shape[1] / sim_RC.shape[1]
+    rank_R = ((place_R + 0.5) * per_column).long()
+    below_R = _number(torch.lt(sim_RC, order_RS.gather(1, rank_R.unsqueeze(1)), out=mask_RC))
+    amiss_R = (place_R - below_R) * per_column
+    spread_R = _DEVIATIONS * (amiss_R.abs() + 1).sqrt() + 1
+    padded_RS = torch.nn.functional.pad(order_RS, (0, 1), value=torch.inf)
+    low_R, high_R = (rank_R + amiss_R - spread_R).floor().long(), (rank_R + amiss_R + spread_R).ceil().long()
+    low_R1 = order_RS.gather(1, low_R.clamp(0, order_RS.shape[1] - 1).unsqueeze(1)).masked_fill((low_R < 0).unsqueeze(1), -torch.inf)
+    return low_R1, padded_RS.gather(1, high_R.clamp(0, order_RS.shape[1]).unsqueeze(1))
+
+
+def _number(mask_RC: Tensor) -> Tensor:
+    """(R,) how many are 1, exactly."""
+    return mask_RC.sum(1, dtype=torch.float64 if mask_RC.shape[1] >= 1 << 24 else None).long()
 
 
 def _ranked(sim_M: Tensor, row_M: Tensor, count_R: Tensor, rank_R: Tensor, num_columns: int) -> Tensor:
