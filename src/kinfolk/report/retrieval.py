@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from kinfolk.data.images import ImageData
-    from kinfolk.detectors.base import Detector
+    from kinfolk.detectors import Detector
     from kinfolk.training.opened import OpenedRun
 
 NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE = 500, 6, 6, 112
