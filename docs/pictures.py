@@ -21,18 +21,19 @@ SHOTS = {  # name: (page, first and last element in it)
     "guide-audit": ("audit/audit.html", "#audit", "section .panels figure:nth-of-type(2)"),
     "guide-kin": ("audit/audit.html", "#gallery", "#cards .card:nth-of-type(3)"),
     "guide-batches": ("audit/audit.html", "#batches", "#batches table"),
-    "guide-report": ("run/report.html", "main header", "main section:nth-of-type(1)"),
+    "guide-report": ("run/report.html", "main section:nth-of-type(1)", "main .panels figure:nth-of-type(4)"),
 }
 
 
-def taken(browser: Any, page: Path, first: str, last: str) -> bytes:
+def taken(browser: Any, page: Path, first: str, last: str, width: int = WIDTH, scheme: str = "light") -> bytes:
     """From the top of one element to the bottom of another, as PNG."""
-    opened = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light", reduced_motion="reduce")
+    opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+    opened.set_default_timeout(300_000)  # milliseconds: a busy machine is no reason to fail
     opened.goto(page.resolve().as_uri())
     opened.wait_for_selector("html[data-ready]", state="attached")
     opened.add_style_tag(content="nav.bar { position: static !important; }")
     one, other = (opened.locator(selector).first.bounding_box() for selector in (first, last))
-    clip = {"x": 0, "y": one["y"] - 12, "width": WIDTH, "height": other["y"] + other["height"] - one["y"] + 24}
+    clip = {"x": 0, "y": one["y"] - 12, "width": width, "height": other["y"] + other["height"] - one["y"] + 24}
     picture: bytes = opened.screenshot(full_page=True, clip=clip)
     opened.close()
     return picture
