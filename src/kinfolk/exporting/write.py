@@ -60,11 +60,14 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
     name, state = network_in("timm", encoder.config), plain_state(encoder.module)
     size = int(encoder.views.get("size", 224))
     pixels = {key: encoder.views[key] for key in ("mean", "std") if key in encoder.views}
+    # With these names timm can put a classifier of any size on top, or change the number of channels.
+    own = getattr(getattr(encoder.module, "module", None), "pretrained_cfg", {"classifier": "fc", "first_conv": "conv1"})
+    layers = {key: own[key] for key in ("classifier", "first_conv") if key in own}
     described = {
         "architecture": name,
         "num_classes": 0,
         "num_features": getattr(encoder.module, "output_size", None),
-        "pretrained_cfg": {"input_size": [3, size, size], **pixels, "num_classes": 0},
+        "pretrained_cfg": {**layers, "input_size": [3, size, size], **pixels, "num_classes": 0},
     }
     path.mkdir(exist_ok=True)
     _whole(path / "model.safetensors", lambda partial: save_file(state, partial, {"format": "pt"}))
@@ -91,7 +94,7 @@ def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
         write_onnx(encoder.module, encoder.pictures(), partial, notes)
         differences = [agreement(encoder.module, lambda x: run_onnx(partial, x), encoder.pictures(number)) for number in (1, 5)]
         require_agreement(max(differences), "onnxruntime")
-        return f"run by onnxruntime on batches of 1 and 5: features differ by {max(differences):.0e} of the largest"
+        return f"run by onnxruntime on batches of 1 and 5: {_in_words(max(differences))}"
 
     return _whole(path, write), f'onnxruntime.InferenceSession("{path}").run(["features"], {{"pictures": …}})'
 
@@ -111,7 +114,11 @@ def _loaded(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor]
         return f"not loaded: {why} here"
     difference = agreement(encoder.module, load(), encoder.pictures())
     require_agreement(difference, package)
-    return f"loaded into {package}: features differ by {difference:.0e} of the largest"
+    return f"loaded into {package}: {_in_words(difference)}"
+
+
+def _in_words(difference: float) -> str:
+    return "the same features" if difference == 0 else f"features differ by {difference:.0e} of the largest"
 
 
 def _whole(path: Path, write: Callable[[Path], Any]) -> Any:
