@@ -107,7 +107,7 @@ def test_filters(opened: Opened) -> None:
     assert min(shown) >= 0.97
     page.fill("#from", "")
     page.fill("#find", "ANIMALS/0004")
-    assert "animals/0004.png" in anchors(page)
+    assert 0 < page.locator(CARDS).count() < 60
     assert page.locator("#cards .card:not(:has-text('animals/0004.png'))").count() == 0
     page.fill("#find", "nobody is called this")
     assert page.locator(CARDS).count() == 0
@@ -123,8 +123,10 @@ def test_the_keyboard_walks_the_gallery(opened: Opened) -> None:
     assert first.evaluate("element => element === document.activeElement")
     page.keyboard.press("ArrowRight")
     assert second.evaluate("element => element === document.activeElement")
+    focused = "[...document.querySelectorAll('.card')].indexOf(document.activeElement.closest('.card'))"
+    before = page.evaluate(focused)
     page.keyboard.press("ArrowDown")
-    assert page.evaluate("[...document.querySelectorAll('.card')].indexOf(document.activeElement.closest('.card'))") == 1
+    assert page.evaluate(focused) == before + 1
     name = page.evaluate("document.activeElement.closest('.sample').querySelector('bdi').textContent")
     page.keyboard.press("Enter")
     assert page.locator("#chosen .card > .sample bdi").inner_text() == name

@@ -41,7 +41,8 @@ def test_kin_are_those_above_the_anchors_own_threshold() -> None:
         assert gallery.flagged[i] == len(kin)
         assert gallery.right[i] == sum(bool(labels[2 * i] == labels[2 * j]) and labels[2 * i] >= 0 for j in kin)
     text = gallery.as_json()
-    assert text["anchors"][0] == 5
+    assert sorted(text["anchors"]) == list(range(5, NUM + 5))
+    assert [text["flagged"][at] for at in np.argsort(text["anchors"])] == gallery.flagged.tolist()
     assert [len(kin) for kin in text["kin"]] == [min(10, number) for number in text["flagged"]]
 
 

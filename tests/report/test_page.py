@@ -98,8 +98,8 @@ def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None
 def test_a_class_can_be_highlighted_and_the_keyboard_walks_it(browser: Any, full: Path) -> None:
     opened = open_page(browser, full)
     page = opened.page
-    page.get_by_role("button", name="dog").click()
-    assert page.get_by_role("button", name="dog").get_attribute("aria-pressed") == "true"
+    page.locator("#legend").get_by_role("button", name="dog").click()
+    assert page.locator("#legend").get_by_role("button", name="dog").get_attribute("aria-pressed") == "true"
     faint = page.evaluate("[...document.querySelectorAll('#plot-map .point')].filter(p => Number(p.style.opacity) < 0.2).length")
     assert faint == 80 - 27
     page.locator("#plot-map").focus()

@@ -59,7 +59,7 @@ def sprites(ids: list[int], images: ImageData | None) -> Sprites | None:
 
 
 def _anchors(audit: Audit) -> Ints:
-    """Some at random and, with labels, those whose closest kin has another label."""
+    """Some at random and, with labels, those whose closest kin has another label; in a random order."""
     rng = np.random.default_rng(0)
     with_kin = np.unique(audit.pairs["anchor"])
     chosen = rng.choice(with_kin, min(ANCHORS, len(with_kin)), replace=False)
@@ -68,7 +68,7 @@ def _anchors(audit: Audit) -> Ints:
         one, other = audit.labels[first["anchor"]], audit.labels[first["kin"]]
         wrong = first[(one >= 0) & (other >= 0) & (one != other)]
         chosen = np.concatenate([chosen, wrong["anchor"][np.argsort(-wrong["similarity"], kind="stable")][:WRONG]])
-    return np.unique(chosen).astype(np.int64)
+    return rng.permutation(np.unique(chosen)).astype(np.int64)
 
 
 def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:

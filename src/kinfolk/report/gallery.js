@@ -123,10 +123,11 @@
     const head = make("div", "head");
     head.append(heading, close);
     chosen.replaceChildren(head, card(at));
-    settle(chosen.querySelector("button.tile, button.plain"));
+    const first = chosen.querySelector("button.tile, button.plain");
+    settle(first);
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     chosen.scrollIntoView({ behavior: still ? "instant" : "smooth", block: "nearest" });
-    chosen.querySelector("button.tile, button.plain, .close").focus({ preventScroll: true });
+    (first || close).focus({ preventScroll: true });
   };
 
   if (ofLabel) {

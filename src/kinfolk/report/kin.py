@@ -88,15 +88,16 @@ class Gallery:
 
     def as_json(self) -> dict[str, Any]:
         """What the page's script shows."""
-        kept = self.kin >= 0
-        rows = list(zip(self.kin, self.similarity, kept, strict=True))
-        levels = self.thresholds
+        order = np.random.default_rng(0).permutation(len(self.anchors))  # samples are often sorted by class
+        kin, similarity = self.kin[order], self.similarity[order]
+        rows = list(zip(kin, similarity, kin >= 0, strict=True))
+        flagged, right, levels = (None if each is None else each[order] for each in (self.flagged, self.right, self.thresholds))
         return {
-            "anchors": self.anchors.tolist(),
+            "anchors": self.anchors[order].tolist(),
             "kin": [kin[keep].tolist() for kin, _, keep in rows],
             "similarity": [[round(float(value), 3) for value in similarity[keep]] for _, similarity, keep in rows],
-            "flagged": None if self.flagged is None else self.flagged.tolist(),
-            "right": None if self.right is None else self.right.tolist(),
+            "flagged": None if flagged is None else flagged.tolist(),
+            "right": None if right is None else right.tolist(),
             "thresholds": None if levels is None else [round(float(level), 3) for level in levels],
         }
 

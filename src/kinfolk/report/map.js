@@ -46,9 +46,9 @@
       plot.addEventListener("keydown", (event) => {
         const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
         if (event.key === "Escape") hide();
-        if (event.key === "Enter" && shown >= 0) choose(shown);
-        if (!step) return;
-        event.preventDefault();
+        if (!step && event.key !== "Enter") return;
+        event.preventDefault(); // Enter must not press what the choice moves the focus to
+        if (!step) return shown < 0 ? undefined : choose(shown);
         let next = shown;
         do next = (next + step + x.length) % x.length;
         while (passes && !passes(next));
