@@ -93,6 +93,7 @@ def test_transfer_keeps_the_other_data_sets(trained: Path, few_digits: Path, tmp
     assert (few["accuracy"], same["accuracy"]) == (few["top1"], same["mean_per_class"])
     assert found["accuracy"] == pytest.approx((few["accuracy"] + same["accuracy"]) / 2)
     assert few["map"] is None
+    assert (few["data"], same["data"]) == (str(few_digits), str(pets))
     assert "mean per class" in capsys.readouterr().out
 
 

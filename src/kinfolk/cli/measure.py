@@ -51,8 +51,9 @@ class Measures:
         self.opened, self.images, self.source, self.choices, self.towers = opened, images, source, choices, towers
 
     def __call__(self, protocol: str) -> dict[str, Any]:
-        """The result of a protocol, as it is written."""
-        return {**self._measure(protocol), "data": self.source}
+        """The result of a protocol, as it is written, with the data it was measured on; several data sets name their own."""
+        found = self._measure(protocol)
+        return found if "sets" in found else {**found, "data": self.source}
 
     def _measure(self, protocol: str) -> dict[str, Any]:
         own, images = self.choices, self.images
