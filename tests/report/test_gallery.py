@@ -126,7 +126,7 @@ def test_the_keyboard_walks_the_gallery(opened: Opened) -> None:
     focused = "[...document.querySelectorAll('.card')].indexOf(document.activeElement.closest('.card'))"
     before = page.evaluate(focused)
     page.keyboard.press("ArrowDown")
-    assert page.evaluate(focused) == before + 1
+    assert page.evaluate(focused) > before  # cards without kin are passed over
     name = page.evaluate("document.activeElement.closest('.sample').querySelector('bdi').textContent")
     page.keyboard.press("Enter")
     assert page.locator("#chosen .card > .sample bdi").inner_text() == name
