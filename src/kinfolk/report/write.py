@@ -72,7 +72,7 @@ def write_report(
         parts["embedding_missing"] = f"There is no map in this report: {_why(error)}."
     else:
         try:
-            if learns_from_text(opened.config):
+            if framework is None and learns_from_text(opened.config):
                 parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
             else:
                 _kin(opened, data, ids, framework, parts, progress)
