@@ -97,7 +97,7 @@ def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
     loaded.load_state_dict(detector.state_dict())
     for each in (detector, loaded):
         each.collect(torch.arange(48), clumps(seed=1))
-        assert each.clusters.merge_similarity == pytest.approx([max(1 - r * r, 0.9 * (1 - r * r / 2)) for r in radii])
+        assert each.clusters.merge_similarity == pytest.approx([max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii])
     assert torch.equal(detector.clusters.labels, loaded.clusters.labels)
     fixed = Hierarchy(48, merge_similarity=(0.9, 0.7))
     fixed.refresh(clumps(), 0.0)

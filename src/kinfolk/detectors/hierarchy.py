@@ -35,7 +35,7 @@ class Hierarchy(Detector):
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
         radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
         min_samples: of DBSCAN.
-        merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − r² and 0.9 (1 − r² / 2), r the level's radius.
+        merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
         parts, rule, max_units: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
     State: the hierarchy, its radii where they are fitted, and whether it has started.
@@ -145,6 +145,6 @@ class Hierarchy(Detector):
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
-    """That of centres √2 r apart, or nine tenths of that at r, which is more where r is large. At r itself, 1 − r² / 2, clusters dissolve:
-    views of a sample differ too, and a split is tried with every step."""
-    return tuple(max(1 - r * r, 0.9 - 0.45 * r * r) for r in radii)
+    """A little below that of two samples r apart, 1 − r² / 2: there clusters may dissolve, as views of a sample differ too and a split is
+    tried with every step; much below it one may swallow the others."""
+    return tuple(max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii)
