@@ -154,8 +154,7 @@ def _dropped(block: Block, roles: Roles, own: Places, sim_RC: Tensor) -> Tensor:
 
 def _drop_below(block: Block, level_R: Tensor, sim_RC: Tensor) -> Tensor:
     """(R,) how many negatives lie below the level and are taken out."""
-    kept_RC = torch.empty_like(sim_RC) if block.spare_RC is None else block.spare_RC
-    torch.ge(sim_RC, level_R.to(sim_RC.dtype).unsqueeze(1), out=kept_RC)
+    kept_RC = torch.ge(sim_RC, level_R.to(sim_RC.dtype).unsqueeze(1), out=torch.empty_like(sim_RC))
     kept_R = torch.minimum(kept_RC.sum(1).long(), block.num_negatives_R)  # a level of −inf keeps the own ones too
     bare_R = (kept_R == 0) & (block.num_negatives_R > 0)
     if bare_R.any():

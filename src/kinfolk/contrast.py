@@ -17,6 +17,7 @@ Dimension key: A anchors, C candidates, D embedding, P own positives, R rows of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,10 +30,10 @@ from kinfolk import distributed
 from kinfolk.across import Across
 from kinfolk.actions import Policy, Settled, settle
 from kinfolk.detectors.base import Detector
-from kinfolk.pairs import Block, Pairs, Places, Roles, own_matches
+from kinfolk.pairs import CACHED, Block, Pairs, Places, Roles, own_matches
 from kinfolk.stats import Stats, count, measure
 
-_PROBED, _TINY = 256, 1e-30
+_PROBED, _DEEPEST = 256, 60.0
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, larger blocks save more calls than they cost in cache
 
 
@@ -72,7 +73,7 @@ class Terms:
 
 
 class Scratch:
-    """Memory for a block of similarities and one of shares, kept from call to call: asking for it anew costs as much as filling it."""
+    """Memory for a block of similarities and parts of it, kept from call to call: asking for it anew costs as much as filling it."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
@@ -157,8 +158,7 @@ class Contrast:
                 sim_RC = block.sim_RC if level == len(levels) - 1 else block.sim_RC.clone()
                 settled = settle(block, roles, own, self.policy, sim_RC, temperature, self.labels is not None)
                 counts += count(block, settled.kin, own, self.labels, settled.flagged_R)
-                p_RC = self.scratch("shares", len(sim_RC), len(candidates_CD), anchors_AD)
-                lse_R = _softmax(sim_RC, temperature, settled.weight_R, out_RC=p_RC)
+                lse_R, p_RC = _softmax(sim_RC, temperature, settled.weight_R), sim_RC
                 mean_RD = p_RC @ candidates_CD if one is None else None
                 pooled = _pooled(settled) if self.policy.pools_kin else None
                 told = Rows(
@@ -229,8 +229,8 @@ class Contrast:
             own = own_matches(keys_B[samples].repeat_interleave(views), sorted_C, order_C)
             sim_RC[own] = -torch.inf
             negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))
-            spare_RC = self.scratch("shares", len(sim_RC), num_candidates, anchors_AD)  # the shares are written last
-            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R, spare_RC), own
+            spare = self.scratch("spare", 2, min(sim_RC.numel(), CACHED), anchors_AD)
+            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R, spare), own
 
     def _survey(self, detector: Detector, anchors_AD: Tensor, candidates_CD: Tensor) -> None:
         measured = torch.cat([detector.survey(block) for _, block, _ in self._blocks(anchors_AD, candidates_CD)])
@@ -264,17 +264,17 @@ def _pooled(settled: Settled) -> tuple[Tensor, Tensor]:
     return lse_R, (logit_M - lse_R[row_M]).exp()
 
 
-def _softmax(sim_RC: Tensor, temperature: float | Tensor, weight_R: Tensor, out_RC: Tensor) -> Tensor:
-    """Writes the shares of the kept negatives to `out_RC`; (R,) their log-sum-exp at this temperature. 0 and −inf for a row without any."""
+def _softmax(sim_RC: Tensor, temperature: float | Tensor, weight_R: Tensor) -> Tensor:
+    """Makes the shares of the kept negatives of `sim_RC`; (R,) their log-sum-exp at this temperature. 0 and −inf for a row without any."""
     logits_RC = sim_RC.div_(temperature.unsqueeze(1) if isinstance(temperature, Tensor) else temperature)
-    torch.softmax(logits_RC, 1, out=out_RC)
-    # lse = logit − log share at any candidate; the largest of the first few will do, unless its share is too small to be exact.
-    share_R, place_R = out_RC[:, :_PROBED].max(1)
-    logit_R = logits_RC.gather(1, place_R.unsqueeze(1)).squeeze(1)
-    if not (share_R >= _TINY).all():
-        share_R, logit_R = out_RC.amax(1), logits_RC.amax(1)
-    lse_R = logit_R - share_R.log()
+    # lse = logit − log share at any candidate whose share is not too small to be exact: the largest of the first few, unless it is so far
+    # below 1 / t, above which there is nobody.
+    logit_R, place_R = logits_RC[:, :_PROBED].max(1)
+    if not (logit_R > 1 / temperature + math.log(logits_RC.shape[1]) - _DEEPEST).all():
+        logit_R, place_R = logits_RC.max(1)
+    torch.softmax(logits_RC, 1, out=sim_RC)
+    lse_R = logit_R - sim_RC.gather(1, place_R.unsqueeze(1)).squeeze(1).log()
     bare_R = weight_R == 0
     if bare_R.any():
-        out_RC[bare_R], lse_R[bare_R] = 0.0, -torch.inf
+        sim_RC[bare_R], lse_R[bare_R] = 0.0, -torch.inf
     return lse_R

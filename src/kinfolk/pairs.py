@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CACHED = 1 << 20
+CACHED = 1 << 20
 """Entries at a time: with two masks of them they stay in the cache, and are enough to be worth a call."""
 
 
@@ -85,7 +85,7 @@ class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
     `sim_RC` holds cosine similarities, −inf where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
-    `spare_RC` is memory of the same kind that anybody may overwrite, where the engine has some.
+    `spare` is memory of the same kind that anybody may overwrite, where the engine has some: enough for two parts.
     """
 
     sim_RC: Tensor
@@ -93,7 +93,7 @@ class Block:
     candidate_ids: Tensor
     num_views: int
     num_negatives_R: Tensor
-    spare_RC: Tensor | None = None
+    spare: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:
@@ -103,9 +103,9 @@ class Block:
     def parts(self, number: int) -> Iterator[tuple[slice, Tensor]]:
         """Some rows at a time, as many as stay in the cache of a core, and `number` spare matrices of their size."""
         num_rows, num_candidates = self.sim_RC.shape
-        step = min(num_rows, max(1, _CACHED // num_candidates)) if self.sim_RC.device.type == "cpu" else num_rows
+        step = min(num_rows, max(1, CACHED // num_candidates)) if self.sim_RC.device.type == "cpu" else num_rows
         room = number * step * num_candidates
-        spare = self.sim_RC.new_empty(room) if self.spare_RC is None or self.spare_RC.numel() < room else self.spare_RC.view(-1)[:room]
+        spare = self.sim_RC.new_empty(room) if self.spare is None or self.spare.numel() < room else self.spare.view(-1)[:room]
         for first in range(0, num_rows, step):
             rows = slice(first, min(first + step, num_rows))
             yield rows, spare.view(number, step, num_candidates)[:, : rows.stop - first]

@@ -20,7 +20,7 @@ def block_of(dtype: torch.dtype, spare: bool) -> Block:
 @pytest.mark.parametrize("spare", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_number_and_height_equal_a_pass_over_all(dtype: torch.dtype, spare: bool, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfolk.pairs._CACHED", cached)
+    monkeypatch.setattr("kinfolk.pairs.CACHED", cached)
     block = block_of(dtype, spare)
     before = block.sim_RC.clone()
     number, height = peaks(block, LEVEL, SCALE)
