@@ -154,9 +154,7 @@ def networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module,
         heads.append(
             nn.Identity()
             if head.layers == 0
-            else projection_head(
-                size, head.hidden_size or size, head.out_size, layers=head.layers, norm=head.norm, last_norm=head.last_norm
-            )
+            else projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size"}))
         )
     if len(channels) == 1:
         return encoders[0], heads[0]

@@ -77,6 +77,9 @@ class HeadConfig(Section):
     layers: int = Field(default=2, ge=0, description="0: none, the encoder's output is contrasted")
     norm: bool = True
     last_norm: bool = False
+    last_affine: bool = Field(
+        default=True, description="whether that last norm has weight and bias; without, no direction is common to all"
+    )
 
 
 class OptimizerConfig(Section):
