@@ -12,7 +12,7 @@ from kinfolk.detectors import order
 
 
 def check(sim: Tensor, place: Tensor) -> None:
-    found, wanted = order.cut(sim, place), sim.sort(1).values.gather(1, place.unsqueeze(1))
+    (found,), wanted = order.cut(sim, place), sim.sort(1).values.gather(1, place.unsqueeze(1))
     assert torch.equal(found.value_R, wanted.squeeze(1))
     assert torch.equal(found.below_R, (sim < wanted).sum(1))
 
@@ -63,4 +63,11 @@ def test_a_sample_is_spread_over_all_columns_and_each_turn_takes_others() -> Non
 
 
 def test_no_rows() -> None:
-    assert order.cut(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)).value_R.shape == (0,)
+    assert order.cut(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))[0].value_R.shape == (0,)
+
+
+def test_several_places_at_once() -> None:
+    sim, places = torch.randn(5, 9_000, generator=torch.Generator().manual_seed(2)), (torch.full((5,), 8_100), torch.full((5,), 30))
+    for found, place in zip(order.cut(sim, *places), places, strict=True):
+        assert torch.equal(found.value_R, order.cut(sim, place)[0].value_R)
+        assert torch.equal(found.below_R, place)

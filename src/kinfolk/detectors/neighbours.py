@@ -95,4 +95,4 @@ def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:
     if num_background is None or num_background >= num_candidates:
         return None
     place_R = torch.full((len(sim_RC),), num_candidates - num_background, device=sim_RC.device)
-    return sim_RC < cut(sim_RC, place_R).value_R.unsqueeze(1)
+    return sim_RC < cut(sim_RC, place_R)[0].value_R.unsqueeze(1)

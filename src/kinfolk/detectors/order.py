@@ -18,7 +18,7 @@ from torch import Tensor
 from kinfolk.pairs import Places
 
 _SMALL, _SAMPLED, _DEVIATIONS, _PARTS = 4096, 2048, 3.0, 4
-_CACHED = 1 << 20  # entries that are done at a time
+_CACHED = 1 << 21  # entries that are done at a time
 _RUN = 16  # neighbours are read together: 64 bytes of float32
 
 
@@ -31,19 +31,22 @@ class Cut:
 
 
 @torch.no_grad()
-def cut(sim_RC: Tensor, place_R: Tensor) -> Cut:
-    """The entry at `place_R`, in [0, C), of each row in ascending order; −inf stands first.
+def cut(sim_RC: Tensor, *places: Tensor) -> tuple[Cut, ...]:
+    """For each of `places`, (R,) in [0, C): the entry that stands there when a row is in ascending order; −inf stands first.
 
     Example:
         >>> cut(torch.tensor([[0.3, 0.1, 0.2, 0.2]]), torch.tensor([2]))
-        Cut(value_R=tensor([0.2000]), below_R=tensor([1]))
+        (Cut(value_R=tensor([0.2000]), below_R=tensor([1])),)
     """
     num_rows, num_columns = sim_RC.shape
     if num_columns <= _SMALL or not num_rows:
-        return _at_once(sim_RC, place_R)
-    step = max(1, _CACHED // num_columns) if sim_RC.device.type == "cpu" else num_rows
-    found = [_between(sim_RC[first : first + step], place_R[first : first + step]) for first in range(0, num_rows, step)]
-    return Cut(torch.cat([each.value_R for each in found]), torch.cat([each.below_R for each in found]))
+        return tuple(_at_once(sim_RC, place_R) for place_R in places)
+    step = min(num_rows, max(1, _CACHED // num_columns)) if sim_RC.device.type == "cpu" else num_rows
+    spare, found = sim_RC.new_empty(2, step, num_columns), list[list[Cut]]()
+    for part_RC in sim_RC.split(step):  # type: ignore[no-untyped-call]
+        order_RS, rows = sampled(part_RC, _SAMPLED).sort(1).values, slice(len(found) * step, len(found) * step + len(part_RC))
+        found.append([_between(part_RC, place_R[rows], order_RS, spare[:, : len(part_RC)]) for place_R in places])
+    return tuple(Cut(torch.cat([c.value_R for c in each]), torch.cat([c.below_R for c in each])) for each in zip(*found, strict=True))
 
 
 def few_places(mask_RC: Tensor) -> Places:
@@ -53,16 +56,16 @@ def few_places(mask_RC: Tensor) -> Places:
     width = num_columns // parts
     row_K, col_K = mask_RC.view(num_rows, parts, width).amax(1).nonzero(as_tuple=True)
     column_KP = col_K.unsqueeze(1) + width * torch.arange(parts, device=mask_RC.device)
-    of_M, part_M = mask_RC[row_K.unsqueeze(1), column_KP].nonzero(as_tuple=True)
+    of_M, part_M = mask_RC.reshape(-1)[(row_K * num_columns).unsqueeze(1) + column_KP].nonzero(as_tuple=True)
     return row_K[of_M], column_KP[of_M, part_M]
 
 
-def _between(sim_RC: Tensor, place_R: Tensor) -> Cut:
-    """The algorithm of the module docstring."""
-    num_columns, mask_RC = sim_RC.shape[1], torch.empty_like(sim_RC)
-    low_R1, high_R1 = _bracket(sim_RC, place_R, mask_RC)
+def _between(sim_RC: Tensor, place_R: Tensor, order_RS: Tensor, spare: Tensor) -> Cut:
+    """The algorithm of the module docstring, with the sorted sample and memory for two masks."""
+    num_columns, (mask_RC, over_RC) = sim_RC.shape[1], spare
+    low_R1, high_R1 = _bracket(sim_RC, place_R, order_RS, mask_RC)
     below_R = num_columns - _number(torch.ge(sim_RC, low_R1, out=mask_RC))
-    mask_RC.sub_(torch.gt(sim_RC, high_R1, out=torch.empty_like(sim_RC)))
+    mask_RC.sub_(torch.gt(sim_RC, high_R1, out=over_RC))
     row_M, col_M = few_places(mask_RC)
     between_R = torch.bincount(row_M, minlength=len(sim_RC))
     rank_R = place_R - below_R
@@ -96,9 +99,8 @@ def _at_once(sim_RC: Tensor, place_R: Tensor) -> Cut:
     return Cut(value_R1.squeeze(1), torch.searchsorted(order_RC, value_R1).squeeze(1))
 
 
-def _bracket(sim_RC: Tensor, place_R: Tensor, mask_RC: Tensor) -> tuple[Tensor, Tensor]:
+def _bracket(sim_RC: Tensor, place_R: Tensor, order_RS: Tensor, mask_RC: Tensor) -> tuple[Tensor, Tensor]:
     """(R, 1), (R, 1) two values between which the wanted entries most likely lie. Overwrites `mask_RC`."""
-    order_RS = sampled(sim_RC, _SAMPLED).sort(1).values
     per_column = order_RS.shape[1] / sim_RC.shape[1]
     rank_R = ((place_R + 0.5) * per_column).long()
     below_R = _number(torch.lt(sim_RC, order_RS.gather(1, rank_R.unsqueeze(1)), out=mask_RC))
@@ -125,5 +127,5 @@ def _ranked(sim_M: Tensor, row_M: Tensor, count_R: Tensor, rank_R: Tensor, num_c
     padded_RW[torch.arange(width, device=row_M.device) < front_R.unsqueeze(1)] = -torch.inf
     padded_RW[row_M, front_R[row_M] + within_M] = sim_M
     if 2 * width < num_columns:
-        return cut(padded_RW, torch.full_like(rank_R, top)).value_R
+        return cut(padded_RW, torch.full_like(rank_R, top))[0].value_R
     return padded_RW.kthvalue(top + 1, dim=1).values  # so many are equal that nothing was gained

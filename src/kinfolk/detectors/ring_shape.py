@@ -51,15 +51,18 @@ def exact(block: Block, lower: float, upper: float) -> Shape:
     last_R = index(upper, n_R)
     own_R = block.sim_RC.shape[1] - n_R
     floor_R, below, roof_R, spared = None, None, None, None
-    if (first_R > 0).any():
-        found = cut(block.sim_RC, (own_R + first_R).clamp(max=block.sim_RC.shape[1] - 1))
-        floor_R = found.value_R.masked_fill(first_R == 0, -torch.inf)
-        below = _equals(block.sim_RC, found, (own_R + first_R - found.below_R) * (first_R > 0))
-    if (last_R < n_R).any():
-        found = cut(block.sim_RC, (own_R + last_R).clamp(max=block.sim_RC.shape[1] - 1))
-        roof_R = torch.nextafter(found.value_R, torch.full_like(found.value_R, -torch.inf))  # above it is what is not below the value
+    far, close = bool((first_R > 0).any()), bool((last_R < n_R).any())
+    places = [(own_R + at_R).clamp(max=block.sim_RC.shape[1] - 1) for at_R, wanted in ((first_R, far), (last_R, close)) if wanted]
+    found = cut(block.sim_RC, *places)
+    if far:
+        lower_cut = found[0]
+        floor_R = lower_cut.value_R.masked_fill(first_R == 0, -torch.inf)
+        below = _equals(block.sim_RC, lower_cut, (own_R + first_R - lower_cut.below_R) * (first_R > 0))
+    if close:
+        upper_cut = found[-1]
+        roof_R = torch.nextafter(upper_cut.value_R, torch.full_like(upper_cut.value_R, -torch.inf))  # above it: what is not below the value
         roof_R = roof_R.masked_fill(last_R == n_R, torch.inf)
-        spared = _equals(block.sim_RC, found, (own_R + last_R - found.below_R) * (last_R < n_R))
+        spared = _equals(block.sim_RC, upper_cut, (own_R + last_R - upper_cut.below_R) * (last_R < n_R))
     return Shape(floor_R, below, roof_R, spared)
 
 
