@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
+from kinfolk.detectors.base import Found
 from kinfolk.pairs import Block
 
 N, D, ALPHA, BATCH = 20_000, 128, 0.01, 128
@@ -81,6 +82,13 @@ def report(name: str, error: Tensor, share: float, run: Run | None) -> None:
     print(line, flush=True)
 
 
+def above(block: Block, found: Found) -> Tensor:
+    """(R, C) True where a candidate is kin, as a level says."""
+    level_R = found.levels[0].kin_above_R
+    assert level_R is not None
+    return block.sim_RC > level_R.unsqueeze(1)
+
+
 def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: int, group: int, judged: int) -> None:
     print(f"\n{title}: {visits} visits, batch {batch}")
     print(f"  {'':20}{'MAE':>8}{'RMSE':>8}{'bias':>9}{'share':>8}   in training (last, range)")
@@ -97,13 +105,9 @@ def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: in
             for run in runs:
                 found = run.detector.find(block)
                 run.detector.observe(block.ids, found.update)
-                places = found.levels[0].kin
-                assert places is not None
-                flagged[run.name] += len(places[0])
+                flagged[run.name] += int(above(block, found).sum())
             if visit == visits - 1:
-                kin = fnc.find(block).levels[0].kin_RC
-                assert kin is not None
-                levels[block.ids] = block.sim_RC.masked_fill(~kin, torch.inf).amin(1)
+                levels[block.ids] = block.sim_RC.masked_fill(~above(block, fnc.find(block)), torch.inf).amin(1)
         for run in runs:
             run.shares.append(flagged[run.name] / pairs / ALPHA)
     want, sim = exact(features, chosen)
