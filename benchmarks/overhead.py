@@ -1,5 +1,5 @@
 """What detection adds to a whole training step: views, encoder, loss, backward, optimiser. resnet10, 32×32, batch 128; for image and text
-the towers of the recipe clip-cpu (resnet10 of width 32, 64×64, a transformer of three layers), batch 256.
+resnet10 of width 32, 64×64, and a transformer of three layers, batch 256.
 
     .venv/bin/python benchmarks/overhead.py
 
