@@ -10,6 +10,7 @@ from typing import Any
 
 from kinfolk.errors import UsageError
 from kinfolk.training.checkpoint import UNFINISHED, write_text
+from kinfolk.training.hold import LOCK
 
 WRITTEN = (
     "config.yaml",
@@ -111,7 +112,7 @@ class Run:
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         if not self.path.is_dir() or self.config.exists() or self.samples.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in ("cache", ".launch"))
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in ("cache", ".launch", LOCK))
         if foreign:
             raise UsageError(f"`out` (={self.path}) holds no run, but other things, such as {foreign[0]}; give another folder")
 
@@ -119,7 +120,7 @@ class Run:
         """Refuses a folder that is in use. What a start that failed has read already, the cache, is not in the way."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
-        if self.path.is_dir() and any(entry.name != "cache" for entry in self.path.iterdir()):
+        if self.path.is_dir() and any(entry.name not in ("cache", LOCK) for entry in self.path.iterdir()):
             what = "already holds a run" if self.exists else "is not empty"
             raise UsageError(f"`out` (={self.path}) {what}; resume it, overwrite it, or give another folder")
 

@@ -22,6 +22,7 @@ from kinfolk.training.changes import refuse_changes
 from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
+from kinfolk.training.hold import held
 from kinfolk.training.knn import Knn, require_measured
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
@@ -83,7 +84,7 @@ def train(
     elif run.rank == 0 and not resume and not overwrite:
         run.require_unused()
     console = Console(stderr=True) if progress and run.rank == 0 else None
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with held(run.path, run.rank), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _run(run, config, source, resume, overwrite, console)
 
 

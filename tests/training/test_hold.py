@@ -1,0 +1,65 @@
+"""One training at a time in a folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinfolk.errors import UsageError
+from kinfolk.training.hold import LOCK, held
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from kinfolk.training.hold import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with held(tmp_path / "run"), pytest.raises(UsageError, match=r"another training .* give another folder"), held(tmp_path / "run"):
+        pass
+
+
+def test_a_killed_training_leaves_the_folder_free(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match="another training"), held(folder):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    assert (folder / LOCK).exists()
+    with held(folder):
+        pass
+    assert not (folder / LOCK).exists()
+
+
+def test_what_came_to_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="bad data"), held(tmp_path / "runs" / "first"):
+        raise ValueError("bad data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_or_was_written_stays(tmp_path: Path) -> None:
+    with held(tmp_path / "kept"):
+        (tmp_path / "kept" / "config.yaml").write_text("x")
+    assert [entry.name for entry in (tmp_path / "kept").iterdir()] == ["config.yaml"]
+    (tmp_path / "empty").mkdir()
+    with held(tmp_path / "empty"):
+        pass
+    assert (tmp_path / "empty").is_dir()
+
+
+def test_other_ranks_hold_nothing(tmp_path: Path) -> None:
+    with held(tmp_path / "run"), held(tmp_path / "run", rank=1):
+        pass
