@@ -39,6 +39,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {**CONFIG, "method": HOSTILE[0], "data": {"source": HOSTILE[2], "image_column": HOSTILE[1]}}
     run = make_run(tmp_path_factory.mktemp("hostile") / "<img src=x onerror=window.hacked=5>", data=data, config=config)
     (run / "eval" / "<b onclick=alert(1)>.json").write_text('{"accuracy": 2, "<i>": "</script><script>window.hacked=6</script>"}')
+    add_snapshots(run, data)
     (run / "quarantine.csv").write_text("path,reason\n" + '"<script>window.hacked=7</script>","</ul><script>window.hacked=8</script>"\n')
     return write_report(run, data, features(data), method(data))
 
@@ -94,6 +95,29 @@ def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None
     assert_quiet(opened)
 
 
+def test_a_finger_taps_once_to_see_and_again_to_choose(browser: Any, full: Path) -> None:
+    opened = open_page(browser, full, viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    page = opened.page
+    page.evaluate("document.getElementById('map').scrollIntoView({behavior: 'instant'})")
+    left, top = page.evaluate(
+        """() => {
+            const boxes = [...document.querySelectorAll("#plot-map .point")].map((point) => point.getBoundingClientRect());
+            const gap = (a, b) => Math.hypot(a.left - b.left, a.top - b.top);
+            const lone = (k) => Math.min(...boxes.filter((_, other) => other !== k).map((box) => gap(box, boxes[k])));
+            const anchors = boxes.map((_, k) => k).filter((k) => page.isAnchor(k)).sort((a, b) => lone(b) - lone(a));
+            const box = boxes[anchors[0]];
+            return [box.left + box.width / 2, box.top + box.height / 2];
+        }"""
+    )
+    page.touchscreen.tap(left, top)
+    page.wait_for_timeout(500)  # two taps, not a double one
+    assert "tap again" in page.locator("#map .tip").inner_text()
+    assert page.locator("#chosen .card").count() == 0
+    page.touchscreen.tap(left, top)
+    page.wait_for_selector("#chosen .card")
+    assert_quiet(opened)
+
+
 def test_a_class_can_be_highlighted_and_the_keyboard_walks_it(browser: Any, full: Path) -> None:
     opened = open_page(browser, full)
     page = opened.page
@@ -138,6 +162,9 @@ def test_hostile_names_stay_text(browser: Any, hostile: Path) -> None:
         page.keyboard.press("ArrowRight")
         shown = page.locator("#map .tip .key").evaluate("element => element.textContent")
         assert shown == HOSTILE[sample].encode("utf-16", "surrogatepass").decode("utf-16", "replace") or "\udce9" in HOSTILE[sample]
+    page.locator("#plot-stage-6").focus()
+    for _ in range(len(HOSTILE)):
+        page.keyboard.press("ArrowRight")
     for button in page.locator("#legend button").all():
         button.click()
     page.locator("#data details summary").click()

@@ -113,6 +113,7 @@
   });
 
   // ---- one anchor by itself
+  page.isAnchor = (sampleNumber) => placeOf.has(sampleNumber);
   page.choose = (sampleNumber) => {
     const at = placeOf.get(sampleNumber);
     if (at === undefined) return;

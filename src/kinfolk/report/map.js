@@ -10,6 +10,7 @@
     const ring = stage.querySelector(".ring");
     const tip = stage.querySelector(".tip");
     let shown = -1;
+    let [tapped, since] = [-1, 0];
 
     function mark(k) {
       const { xaxis, yaxis } = plot._fullLayout;
@@ -27,7 +28,8 @@
       const [tile, label, note, key] = tip.children;
       page.picture(tile, samples, at(k));
       label.textContent = page.labelOf(samples, at(k)) ?? "";
-      note.textContent = words ? words(k) : "";
+      const hint = touch && page.choose && page.isAnchor(at(k)) ? "tap again for its kin" : "";
+      note.textContent = [words ? words(k) : "", hint].filter((word) => word).join(" · ");
       key.textContent = samples.keys[at(k)];
       tip.hidden = false;
       const [left, top] = mark(k);
@@ -39,7 +41,14 @@
 
     function listen() {
       plot.on("plotly_hover", (event) => show(event.points[0].pointNumber));
-      plot.on("plotly_click", (event) => { show(event.points[0].pointNumber); choose(shown); });
+      plot.on("plotly_click", (event) => {
+        const k = event.points[0].pointNumber;
+        const now = performance.now();
+        show(k);
+        // A finger cannot hover: its first tap shows, its second chooses. Plotly reports each tap twice, at once.
+        if (!touch || (k === tapped && now > since + 300)) choose(k);
+        if (k !== tapped) [tapped, since] = [k, now];
+      });
       plot.on("plotly_unhover", hide);
       plot.on("plotly_relayouting", hide);
       plot.addEventListener("blur", hide);
@@ -55,7 +64,7 @@
         show(next);
       });
     }
-    const choose = (k) => { if (page.choose && !touch) page.choose(at(k)); };
+    const choose = (k) => { if (page.choose) page.choose(at(k)); };
 
     let listening = false;
     function draw(colours, opacity, more) {
