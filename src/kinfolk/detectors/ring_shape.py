@@ -88,18 +88,15 @@ def index(share: float, n_R: Tensor) -> Tensor:
 
 def drawn(ring_RC: Tensor, number: int) -> Tensor:
     """(R, C) True at `number` places of each row, drawn from its True ones without replacement; at all of them where there are no more."""
-    row_M, col_M = ring_RC.nonzero(as_tuple=True)
-    count_R = torch.bincount(row_M, minlength=len(ring_RC))
-    widest = int(count_R.max()) if len(count_R) else 0
-    if widest <= number:
+    count_R = ring_RC.sum(1)
+    if not len(count_R) or int(count_R.max()) <= number:
         return ring_RC
-    key_RW = torch.rand(len(ring_RC), widest, device=ring_RC.device)
-    key_RW.masked_fill_(torch.arange(widest, device=ring_RC.device) >= count_R.unsqueeze(1), 2.0)
-    within_RK = key_RW.topk(number, dim=1, largest=False, sorted=False).indices
-    row_D, k_D = (within_RK < count_R.unsqueeze(1)).nonzero(as_tuple=True)
-    start_R = count_R.cumsum(0) - count_R
-    kept_RC = torch.zeros_like(ring_RC)
-    kept_RC[row_D, col_M[start_R[row_D] + within_RK[row_D, k_D]]] = True
+    key_RC = torch.rand(ring_RC.shape, device=ring_RC.device).masked_fill_(~ring_RC, 2.0)
+    (last,) = cut(key_RC, torch.full_like(count_R, number - 1))
+    kept_RC = (key_RC <= last.value_R.unsqueeze(1)).logical_and_(ring_RC)
+    for row in (kept_RC.sum(1) > number).nonzero()[:, 0].tolist():  # the last key was drawn twice: rare
+        kept_RC[row] = False
+        kept_RC[row, key_RC[row].topk(number, largest=False).indices] = True
     return kept_RC
 
 
