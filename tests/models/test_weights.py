@@ -35,6 +35,17 @@ def test_save_and_load_by_folder_and_by_file(tmp_path: Path) -> None:
     assert described["output_size"] == 32
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_others_may_read_the_weights_where_they_may_read_new_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        file = save_encoder(small(), tmp_path)
+        (tmp_path / "new").write_text("x")
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
 def test_the_weights_alone_are_enough(tmp_path: Path) -> None:
     file = save_encoder(small(), tmp_path, {"a": 1})
     (tmp_path / "model.json").unlink()

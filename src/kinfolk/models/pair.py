@@ -5,7 +5,6 @@ Dimension key: B batch, T tokens, F features, D embedding.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError
 from kinfolk.models.text_build import OpenClipText
-from kinfolk.models.weights import load_state, read_state
+from kinfolk.models.weights import load_state, put, read_state
 
 TOWERS = "towers.safetensors"
 PARTS = ("encoder", "head", "text_encoder", "text_head")
@@ -56,7 +55,7 @@ def save_towers(model: nn.Module, directory: Path | str) -> Path:
     path = Path(directory) / TOWERS
     partial = path.with_name(TOWERS + ".partial")
     save_file(tensors, partial, metadata={"kinfolk": '{"format": 1, "kind": "towers"}'})
-    os.replace(partial, path)
+    put(partial, path)
     return path
 
 
