@@ -163,7 +163,7 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def put(partial: Path, path: Path) -> None:
-    """Gives a finished file its name, when its bytes are on the disk, and the permissions of any new file: safetensors keeps it to its owner."""
+    """Gives a finished file its name, when its bytes are on the disk, and a new file's permissions: safetensors keeps it to its owner."""
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     os.umask(mask := os.umask(0))  # the only way to read it
