@@ -241,3 +241,11 @@ def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
     assert repr(Ring(0.5, 0.9)) == "Ring(lower=0.5, upper=0.9)"
     made = build_detector(parse("simclr+ring:learned"), Context(30), {})
     assert repr(made) == "Ring(lower=0.9, upper=0.99, num_samples=30, anneal='linear', boundaries='learned')"
+
+
+def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
+    ring = Ring(0.8, 1.0, anneal="linear", anneal_epochs=4)
+    ring.set_progress(2, 8)
+    assert ring.figures == {"ring_lower": ring.lower}
+    assert 0 < ring.lower < 0.8
+    assert Ring(0.8, 1.0).figures == {}

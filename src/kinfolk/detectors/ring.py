@@ -112,6 +112,10 @@ class Ring(Detector):
     def hears(self) -> frozenset[str]:  # type: ignore[override]
         return self.anneal.hears
 
+    @property
+    def figures(self) -> dict[str, float]:
+        return {} if self.anneal.policy == "none" else {"ring_lower": self.lower}
+
     @torch.no_grad()
     def find(self, block: Block) -> Found:
         lower, update = self.lower, dict[str, Tensor]()
