@@ -166,6 +166,6 @@ def put(partial: Path, path: Path) -> None:
     """Gives a finished file its name, when its bytes are on the disk, and a new file's permissions: safetensors keeps it to its owner."""
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
-    os.umask(mask := os.umask(0))  # the only way to read it
+    os.umask(mask := os.umask(0o077))  # the only way to read it; what another thread makes meanwhile is rather too private
     partial.chmod(0o666 & ~mask)
     os.replace(partial, path)
