@@ -131,6 +131,13 @@ def test_rows_of_one_id_count_as_their_mean_and_broken_rows_not_at_all() -> None
     check(hierarchy)
 
 
+def test_features_are_moving_averages_and_the_first_counts_whole() -> None:
+    hierarchy = Hierarchy(2, 2, merge_similarity=0.9, feature_momentum=0.75)
+    for new in ([[1.0, 0.0]], [[0.0, 5.0]]):
+        hierarchy.update(torch.tensor([1]), torch.tensor(new))
+    assert hierarchy.tree.features.tolist() == [[0, 0], pytest.approx([3 / 10**0.5, 1 / 10**0.5])]
+
+
 def test_centres() -> None:
     labels, z = planted()
     hierarchy = Hierarchy(len(z), 3, merge_similarity=0.5)

@@ -31,7 +31,11 @@ def test_equals_labels_spread_over_the_graph(seed: int) -> None:
 
 
 def test_samples_with_nothing_in_common_are_alone() -> None:
-    assert group_ids(["a", "b", "c"], ["x", "X", None], ["", None, ""]).tolist() == [0, 1, 2]
+    assert group_ids(["a", "b", "c"], ["x", "y", None], ["", None, ""]).tolist() == [0, 1, 2]
+
+
+def test_captions_that_differ_in_case_or_spaces_are_the_same() -> None:
+    assert group_ids(["a", "b", "c"], ["A Dog", "a  dog ", "a dogs"], None).tolist() == [0, 0, 2]
 
 
 def test_several_captions_join_all_who_share_one() -> None:

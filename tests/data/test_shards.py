@@ -97,6 +97,11 @@ def test_what_can_t_be_used_is_named_and_shifts_nothing(tmp_path: Path) -> None:
         "two.txt": b"x",
         "odd.png": png(8),
         "odd.json": b"{",
+        "number.png": png(8),
+        "number.json": b'{"caption": 7}',
+        "twice.png": png(8),
+        "./twice.txt": b"one",
+        "twice.txt": b"two",
         "last.png": png(9),
         "last.json": json.dumps({"captions": ["one", "two"]}).encode(),
     }
@@ -117,7 +122,9 @@ def test_what_can_t_be_used_is_named_and_shifts_nothing(tmp_path: Path) -> None:
         "alone": "the caption is empty",
         "lost": "there is no image",
         "two": "it has two images",
-        "odd": "the caption is empty",
+        "odd": "its .json can't be read",
+        "number": "its caption is not a text but int",
+        "twice": "it has two .txt",
     }
 
 
@@ -148,6 +155,7 @@ def test_a_shard_that_is_cut_short_or_changed(tmp_path: Path) -> None:
         end = archive.getmember("0002.png").offset_data + 20
     path.write_bytes(path.read_bytes()[:end])
     cut = prepared(path.parent)
+    assert prepared(path).samples.keys == cut.samples.keys
     assert cut.samples.keys == ["a.tar/0000", "a.tar/0001"]
     assert cut.quarantine[0] == ("a.tar", "cut short or damaged: unexpected end of data")
     assert "a.tar/0002" in dict(cut.quarantine)

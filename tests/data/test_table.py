@@ -205,7 +205,10 @@ def test_known_positives(tmp_path: Path) -> None:
         (b"image,label\n", "has no rows"),
         (b"image,label\na.png\n", "row 1 of .* has 1 cells, its header has 2"),
         (b"image,image\na.png,b.png\n", "names a column twice"),
-        (b'image\n"' + b"a" * 200_000 + b'"\n', "not a readable table: field larger"),
+        (b'image,caption\na.png,"open\nb.png,x\n', "unexpected end of data, in the row that begins in line 2; a cell that begins with a quote"),
+        (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
+        ("image,caption\na.png,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; its cells must be parted by commas"),
         (b"image\ngone.png\nalso.png\n", "all 2 images of .* were refused; the first is gone.png: there is no such file"),
     ],
 )
@@ -213,6 +216,38 @@ def test_bad_csv(tmp_path: Path, content: bytes, match: str) -> None:
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(KinfolkError, match=match):
         prepared(tmp_path / "t.csv")
+
+
+def test_a_tab_separated_line_is_a_row_whatever_its_quotes(tmp_path: Path) -> None:
+    a, b, c, d = pictures(tmp_path, 4)
+    lines = ["image\tcaption", f'{a}\t"an open one', f'{b}\tthe "end"', f'{c}\t"a ""quoted"" tab:\t."', f'{d}\t"two" dogs']
+    (tmp_path / "t.tsv").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8", newline="")
+    data = prepared(tmp_path / "t.tsv")
+    assert data.samples.keys == [a, b, c, d]
+    assert data.samples.captions == ['"an open one', 'the "end"', 'a "quoted" tab:\t.', '"two" dogs']
+
+
+def test_a_caption_of_any_length_costs_its_own_row_alone(tmp_path: Path) -> None:
+    a, b = pictures(tmp_path, 2)
+    before = csv.field_size_limit()
+    data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption"), (a, "x" * 200_000), (b, "short")]))
+    assert data.samples.keys == [b]
+    assert data.quarantine == [(a, "the caption has 200,000 characters; it must have fewer than 10,000")]
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_bytes_that_are_no_text_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+    a, b = pictures(tmp_path, 2)
+    raw = pa.array([b"good", b"caf\xe9"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers()).cast(kind, safe=False)
+    pq.write_table(pa.table({"image": [a, b], "caption": texts}), tmp_path / "t.parquet")
+    data = prepared(tmp_path / "t.parquet")
+    assert (data.samples.captions, data.quarantine) == (["good"], [(b, "the caption is not valid UTF-8")])
+    lists = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), texts)
+    pq.write_table(pa.table({"image": [a], "caption": lists}), tmp_path / "t.parquet")
+    data = prepared(tmp_path / "t.parquet")
+    assert (data.samples.captions, data.quarantine) == ([("good",)], [(f"{a}[2]", "the caption is not valid UTF-8")])
 
 
 def test_bad_parquet(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ def test_any_text_has_tokens(trained: Tokenizer) -> None:
     assert int(tokens[3, 1]) == trained.end_id
 
 
+def test_names_of_special_tokens_are_letters_in_a_caption(trained: Tokenizer) -> None:
+    (named,) = trained.encode(["a <end> dog"])
+    assert int((named == trained.end_id).sum()) == 1
+    assert trained.decode(named) == "a <end> dog"
+
+
 def test_composed_and_decomposed_are_the_same(trained: Tokenizer) -> None:
     a, b = trained.encode(["caf\u00e9", "cafe\u0301"])
     assert torch.equal(a, b)

@@ -85,7 +85,7 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
         loss_fn(moved[ids], moved[ids], ids)
     label = detector.clusters.labels[1]
     assert torch.equal(label.unsqueeze(0) == label.unsqueeze(1), (torch.arange(48) % 4).unsqueeze(0) == (torch.arange(48) % 4).unsqueeze(1))
-    torch.testing.assert_close(detector.clusters.tree.features, moved)
+    torch.testing.assert_close(detector.clusters.tree.features, moved, atol=1e-3, rtol=0)
 
 
 def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:

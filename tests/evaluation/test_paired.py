@@ -73,6 +73,18 @@ def test_an_image_in_several_rows_counts_once(tmp_path: Path) -> None:
     assert 0.5 <= result["image_to_text"]["R@1"] <= 1.0
 
 
+def test_copies_of_an_image_count_once(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "other.png"):
+        save(tmp_path / name, noise(8, 8, name == "other.png"))
+    rows = [("image", "caption"), ("a.png", "a dog"), ("b.png", "my dog"), ("./a.png", "the dog"), ("other.png", "a cat")]
+    with open(tmp_path / "t.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    data = prepare(open_source(tmp_path / "t.csv"), image_size=8, workers=0)
+    result = run_retrieval(towers_of(data), data)
+    assert (result["images"], result["captions"], result["chance"]) == (2, 4, 0.5)
+    assert data.once(torch.tensor([2, 0, 3, 1])).tolist() == [2, 3]
+
+
 def test_all_samples_where_there_is_no_test_split(tmp_path: Path) -> None:
     data = data_of(tmp_path, splits=False)
     result = run_retrieval(towers_of(data), data)

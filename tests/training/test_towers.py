@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,10 @@ def test_begins_from_another_run(tmp_path: Path) -> None:
     first = run_on(data, tmp_path / "first", epochs=1)
     frozen: dict[str, Any] = {
         "model.init": str(first.path / "towers.safetensors"),
-        "text.tokenizer": str(first.tokenizer),
         "optimizer.lr": 1e-12,
     }
-    second = run_on(data, tmp_path / "second", epochs=1, **frozen)
+    second = run_on(write_pairs(tmp_path / "other", 24), tmp_path / "second", epochs=1, **frozen)
+    assert second.tokenizer.read_text() == first.tokenizer.read_text(), "that of the towers, not one learnt anew"
     one, other = (read_state(run.path / "towers.safetensors") for run in (first, second))
     torch.testing.assert_close(one["text_head.0.weight"], other["text_head.0.weight"])
     opened = open_run(second.path)
@@ -85,6 +86,9 @@ def test_begins_from_another_run(tmp_path: Path) -> None:
     config = opened.config.with_settings({"model.init": str(first.model)})
     with pytest.warns(KinfolkWarning, match="head, text_encoder, text_head begin anew"):
         build_framework(config, images, tokenizer)
+    moved = str(shutil.copy(first.path / "towers.safetensors", tmp_path))
+    with pytest.warns(KinfolkWarning, match="give the tokenizer.json of its training as `text.tokenizer`"):
+        build_framework(config.with_settings({"model.init": moved}), images, tokenizer)
 
 
 def test_data_without_captions_and_runs_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,12 +36,14 @@ class Hierarchy(nn.Module):
         rule: "centres" or "propagation", for the split's assignment and for the merge.
         max_units: the most units of one cluster, and the most siblings beside the touched ones, looked at in a step. Of a larger cluster
             the touched units come first and the others count as one unit; and it merges into another over several steps.
+        feature_momentum: in [0, 1), of what a sample's feature was before: f ← normalised(m f + (1 − m) new). The views of one step tell less
+            of a sample than those of several.
 
-    State: `tree`, the features of all samples as last seen, the levels, the sums and sizes of all clusters. Memory is linear in N · H. The
+    State: `tree`, the features of all samples, the levels, the sums and sizes of all clusters. Memory is linear in N · H. The
     same updates give the same state.
 
     Deviates from the paper in: σ_m may differ between the levels, which with one σ_m for all tend to become equal; the limit `max_units`;
-    the details of density peaks and label propagation, which the paper leaves to a supplement (see `split.py`, `propagation.py`).
+    features that are moving averages, of which the paper says nothing; the details of density peaks and label propagation, which the paper leaves to a supplement (see `split.py`, `propagation.py`).
 
     Example:
         >>> hierarchy = Hierarchy(4, levels=2, merge_similarity=0.8)
@@ -61,6 +63,7 @@ class Hierarchy(nn.Module):
         parts: int = 3,
         rule: Rule = "centres",
         max_units: int = 32,
+        feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -71,6 +74,8 @@ class Hierarchy(nn.Module):
         ):
             if value < least:
                 raise ValueError(f"`{name}` (={value}) must be at least {least}")
+        if not 0 <= feature_momentum < 1:
+            raise ValueError(f"`feature_momentum` (={feature_momentum}) must be in [0, 1)")
         if rule not in RULES:
             raise ValueError(f"`rule` (={rule!r}) must be one of {', '.join(RULES)}")
         each = tuple(merge_similarity) if isinstance(merge_similarity, Sequence) else (merge_similarity,) * (levels - 1)
@@ -79,7 +84,7 @@ class Hierarchy(nn.Module):
                 f"`merge_similarity` (={merge_similarity}) must be a number in [-1, 1], or one for each of the levels 2 to {levels}"
             )
         self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
-        self.parts, self.rule, self.max_units = parts, rule, max_units
+        self.parts, self.rule, self.max_units, self.feature_momentum = parts, rule, max_units, feature_momentum
         self.tree = Tree(num_samples, levels, dim)
 
     @property
@@ -114,12 +119,13 @@ class Hierarchy(nn.Module):
         if not len(ids_U):
             return
         total_UD = rows_BD.new_zeros(len(ids_U), rows_BD.shape[1]).index_add_(0, inverse, rows_BD)
-        self.tree.write(ids_U, F.normalize(total_UD, dim=1).to(self.tree.features.dtype))
+        mean_UD = F.normalize(total_UD, dim=1).lerp(self.tree.features[ids_U].to(total_UD), self.feature_momentum)
+        self.tree.write(ids_U, F.normalize(mean_UD, dim=1).to(self.tree.features.dtype))
         for level in range(1, self.levels):
             touched = torch.unique(self.labels_of(ids_U)[level - 1])
             limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
             self.tree.move(level, refine(self.tree.at(level), touched, limits))
 
     def __repr__(self) -> str:
-        how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"
+        how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}, feature_momentum={self.feature_momentum}"
         return f"Hierarchy(num_samples={self.num_samples}, levels={self.levels}, merge_similarity={self.merge_similarity}, {how})"

@@ -19,8 +19,8 @@ def all_of(caption: Caption | None) -> tuple[str, ...]:
 
 
 def normalised(caption: str) -> str:
-    """What two captions must share to be the same: composed Unicode (NFC), single spaces."""
-    return " ".join(unicodedata.normalize("NFC", caption).split())
+    """What two captions must share to be the same: composed Unicode (NFC), lower case, single spaces."""
+    return " ".join(unicodedata.normalize("NFC", caption).lower().split())
 
 
 def why_refused(caption: str | None) -> str | None:
@@ -31,6 +31,8 @@ def why_refused(caption: str | None) -> str | None:
         return f"the caption has {len(caption):,} characters; it must have fewer than {LONGEST:,}"
     if not is_text(caption):
         return "the caption is not valid UTF-8"
+    if not any(letter.isprintable() and not letter.isspace() for letter in caption):
+        return "the caption is empty: nothing in it can be seen"
     return None
 
 

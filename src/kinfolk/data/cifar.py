@@ -47,7 +47,8 @@ CIFAR100 = Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labe
 
 
 def find_cifar(path: Path) -> tuple[Path, Layout] | None:
-    """The archive, the extracted folder or the folder above it; None if `path` is none of these."""
+    """The archive, the extracted folder or the folder above it; None if `path` is none of these, or a `.tar` that can't be read to its end:
+    shards are read as far as they go."""
     if path.is_dir():
         for layout in (CIFAR10, CIFAR100):
             for folder in (path, path / layout.folder):
@@ -58,6 +59,8 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
         with tarfile.open(path) as archive:
             names = set(archive.getnames())
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        if path.suffix.lower() == ".tar":
+            return None
         raise KinfolkError(f"`{path}` is not a readable archive: {error}; download it again") from error
     return next(((path, layout) for layout in (CIFAR10, CIFAR100) if names >= {f"{layout.folder}/{name}" for name in layout.files}), None)
 

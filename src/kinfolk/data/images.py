@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,9 +47,18 @@ class ImageData:
         return self._cache.index_select(0, ids if self._rows is None else self._rows.index_select(0, ids))
 
     def images(self, ids: Tensor) -> Tensor:
-        """(B,) a number for each distinct image: samples with several captions in rows of their own share it."""
-        ids = ids.to("cpu", torch.int64)
-        return ids if self._rows is None else self._rows.index_select(0, ids)
+        """(B,) a number for each distinct image: samples whose images have the same bytes share it."""
+        return self._numbers.index_select(0, ids.to("cpu", torch.int64))
+
+    def once(self, ids: Tensor) -> Tensor:
+        """Those of `ids`, in their order, whose image is not that of one before: copies of a picture are no test of each other."""
+        distinct, of_B = torch.unique(self.images(ids), return_inverse=True)
+        first = torch.full_like(distinct, len(ids)).scatter_reduce(0, of_B, torch.arange(len(ids)), "amin")
+        return ids[first.sort().values.to(ids.device)]
+
+    @cached_property
+    def _numbers(self) -> Tensor:
+        return torch.from_numpy(np.unique(np.asarray(self.samples.digests), return_inverse=True)[1].reshape(-1))
 
     def aspect(self, ids: Tensor) -> Tensor:
         """(B,) width / height of the original images, before they were squashed into the cache."""

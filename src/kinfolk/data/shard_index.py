@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
-_VERSION = 1
+_VERSION = 2
 
 
 class Entry(NamedTuple):
@@ -96,7 +96,7 @@ def read_shard(path: Path) -> Shard:
     except (tarfile.TarError, OSError, EOFError) as error:
         text = " ".join(str(error).split())
         fault = f"cut short or damaged: {text}" if found else f"not a readable archive: {text}"
-    return Shard([Entry(key, files.image, _caption(files), _label(files), files.fault) for key, files in found.items()], fault)
+    return Shard([_entry(key, files) for key, files in found.items()], fault)
 
 
 @dataclass
@@ -117,24 +117,26 @@ def _note(files: _Files, extension: str, member: tarfile.TarInfo, archive: Any) 
         files.fault = "it has two images" if files.image is not None else files.fault
         files.image = member.offset_data, member.size
     else:
+        files.fault = f"it has two .{extension}" if extension in files.texts else files.fault
         archive.seek(member.offset_data)
         files.texts[extension] = archive.read(member.size) if member.size <= _LONGEST_TEXT else None
 
 
-def _caption(files: _Files) -> Any:
-    """The text, or what its JSON calls "caption" (or "captions", a list); None where there is neither."""
+def _entry(key: str, files: _Files) -> Entry:
+    """With the text as its caption, or what its JSON calls "caption" (or "captions", a list), or None where there is neither."""
+    caption, fault = None, files.fault
     if "txt" in files.texts:
         text = files.texts["txt"]
-        return "?" * _LONGEST_TEXT if text is None else text.strip().decode("utf-8", "surrogateescape")  # refused as too long
-    content = files.texts.get("json")
-    if content is None:
-        return "" if "json" in files.texts else None
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return ""
-    found = document.get("caption", document.get("captions")) if isinstance(document, dict) else None
-    return found if isinstance(found, str | list) else None
+        caption = "?" * _LONGEST_TEXT if text is None else text.strip().decode("utf-8", "surrogateescape")  # refused as too long
+    elif "json" in files.texts:
+        try:
+            document = json.loads(files.texts["json"] or b"")
+            caption = document.get("caption", document.get("captions")) if isinstance(document, dict) else None
+        except (ValueError, RecursionError):
+            fault = fault or "its .json can't be read"
+        if not isinstance(caption, str | list | None):
+            caption, fault = None, fault or f"its caption is not a text but {type(caption).__name__}"
+    return Entry(key, files.image, caption, _label(files), fault)
 
 
 def _label(files: _Files) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kinfolk.data.captions import sort_out
 from kinfolk.data.folder import SPLITS, FileSource
@@ -14,6 +16,7 @@ from kinfolk.data.labels import encode_labels
 from kinfolk.data.sources import Item
 from kinfolk.errors import KinfolkError, UsageError
 
+_LONGEST_CELL = 1 << 27
 _SPLIT_ALIASES = {**SPLITS, "training": "train", "dev": "val", "testing": "test", "": "train"}
 
 
@@ -84,7 +87,11 @@ def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) 
         return rows[column]
     if wanted is None:
         return None
-    raise UsageError(f"{name} has no column {column!r} for `{role}_column`; its columns are {', '.join(map(repr, rows))}")
+    parted = "; its cells must be parted by commas" if len(rows) == 1 and ";" in next(iter(rows)) else ""
+    raise UsageError(
+        f"{name} has no column {column!r} for `{role}_column`; its columns are {', '.join(map(repr, rows))}{parted}; another is chosen by "
+        f"`{role}_column` (--set data.{role}_column=NAME)"
+    )
 
 
 def _why_missing(image: str | None, file: str) -> str | None:
@@ -107,12 +114,18 @@ def _text(value: str) -> str:
 
 
 def _read_csv(path: Path) -> dict[str, list[Any]]:
+    read = _tab_rows if path.suffix.lower() == ".tsv" else _comma_rows
+    limit = csv.field_size_limit(_LONGEST_CELL)  # of all readers of the process
     try:
+        with open(path, "rb") as start:
+            if start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise KinfolkError(f"`{path}` is UTF-16; save it as UTF-8")
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            rows = [row for row in reader if row]
-    except (csv.Error, OSError) as error:
+            rows = [row for row in read(file, path) if row]
+    except OSError as error:
         raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
     if not rows:
         raise KinfolkError(f"`{path}` is empty; its first line must name the columns")
     header = rows[0]
@@ -124,6 +137,31 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
     return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
 
 
+def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
+    """Cells may be quoted, and then hold line breaks. A quote that is not closed, or not where a cell ends, would take in the rows after it."""
+    reader = csv.reader(file, strict=True)
+    start = 1
+    try:
+        for row in reader:
+            yield row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise KinfolkError(
+            f"`{path}` is not a readable table: {error}, in the row that begins in line {start}; a cell that begins with a quote must end "
+            'with one, and quotes between them are written twice ("")'
+        ) from error
+
+
+def _tab_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
+    """A line is a row. A cell is quoted if its quote closes where it ends; else the line has none, as many programs write it."""
+    del path
+    for line in file:
+        try:
+            yield from csv.reader([line], delimiter="\t", strict=True)
+        except csv.Error:
+            yield line.rstrip("\r\n").split("\t")
+
+
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -132,7 +170,7 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
         table = pq.read_table(path, partitioning=None)
         return {name: _values(table[name]) for name in table.column_names}
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
+        raise KinfolkError(f"`{path}` is not a readable table: {str(error).partition(chr(10))[0]}") from error
 
 
 def _values(column: Any) -> list[Any]:
@@ -142,6 +180,11 @@ def _values(column: Any) -> list[Any]:
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
-        if not pa.types.is_string(column.type):
-            raise
-        return [None if value is None else value.decode("utf-8", "surrogateescape") for value in column.cast(pa.binary()).to_pylist()]
+        several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        return [_decoded(value) for value in column.cast(pa.large_list(pa.large_binary()) if several else pa.large_binary()).to_pylist()]
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(each) for each in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value

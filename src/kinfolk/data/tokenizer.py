@@ -46,6 +46,7 @@ class Tokenizer:
         self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
         self.end_id = self._id_of(_ENDS, "end")
         self.pad_id = next((found for name in _PADS if (found := inner.token_to_id(name)) is not None), self.end_id)
+        inner.encode_special_tokens = True  # "<end>" in a caption is five letters, not an end
         inner.no_padding()
         inner.enable_truncation(context)
 

@@ -36,7 +36,7 @@ class Hierarchy(Detector):
         radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
-        parts, rule, max_units: of the refinement; see `kinfolk.clustering.Hierarchy`.
+        parts, rule, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
     State: the hierarchy, its radii where they are fitted, and whether it has started.
 
@@ -64,6 +64,7 @@ class Hierarchy(Detector):
         parts: int = 3,
         rule: Rule = "centres",
         max_units: int = 32,
+        feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
         if level is not None and not 1 <= level <= levels:
@@ -73,7 +74,15 @@ class Hierarchy(Detector):
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
         similarity = _similarity(radii or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
-        self.clusters = Levels(num_samples, levels, merge_similarity=similarity, parts=parts, rule=rule, max_units=max_units)
+        self.clusters = Levels(
+            num_samples,
+            levels,
+            merge_similarity=similarity,
+            parts=parts,
+            rule=rule,
+            max_units=max_units,
+            feature_momentum=feature_momentum,
+        )
         self.register_buffer("started", torch.tensor(False))
         self._sorted: tuple[Tensor, int, Tensor, Tensor] | None = None
 
@@ -141,7 +150,7 @@ class Hierarchy(Detector):
         of = self.clusters
         start = f"warmup_epochs={self.warmup_epochs}, radii={self.radii.given}, min_samples={self.min_samples}"
         how = f"merge_similarity={self.merge_similarity}, parts={of.parts}, rule={of.rule!r}, max_units={of.max_units}"
-        return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, level={self.level}, {start}, {how})"
+        return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, level={self.level}, {start}, {how}, feature_momentum={of.feature_momentum})"
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kinfolk.errors import UsageError
@@ -52,7 +53,11 @@ class Divided:
 
 
 def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None) -> Parts:
-    """Divides the features by split. `label_sets`: (N, K), instead of the classes; see `read_label_sets`."""
+    """Divides the features by split; an image that several samples of a part share counts once, as the first of them.
+
+    Args:
+        label_sets: (N, K), instead of the classes; see `read_label_sets`.
+    """
     samples = images.samples
     labels = samples.labels if label_sets is None else label_sets
     labels = require_labels(labels)
@@ -61,10 +66,15 @@ def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: 
     present = [split for split in TEST_SPLITS if (known & (splits == split)).any()]
     train = known & (splits == "train")
     if not present or not train.any():
-        return Parts(np.flatnonzero(known), features_NF[known], labels[known], None, None, None, "")
-    test = known & (splits == present[0])
-    ids, test_ids = np.flatnonzero(train), np.flatnonzero(test)
-    return Parts(ids, features_NF[train], labels[train], test_ids, features_NF[test], labels[test], present[0])
+        ids = _once(images, known)
+        return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
+    ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
+    return Parts(ids, features_NF[ids], labels[ids], test_ids, features_NF[test_ids], labels[test_ids], present[0])
+
+
+def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    ids: NDArray[np.int64] = images.once(torch.from_numpy(np.flatnonzero(chosen))).numpy()
+    return ids
 
 
 def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:

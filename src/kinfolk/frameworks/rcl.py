@@ -50,7 +50,8 @@ class RCL(SupportFramework):
         shared_predictor: one predictor for all criteria instead of H (Table 3).
         queue_size, momentum, predictor_size: see `NNCLR`.
         warmup_epochs: before the first clustering.
-        radii, min_samples: of DBSCAN; merge_similarity, parts, rule, max_units: of the refinement; see `Hierarchy`.
+        radii, min_samples: of DBSCAN; merge_similarity, parts, rule, max_units, feature_momentum: of the refinement; see
+            `Hierarchy`.
         num_clusters: of k-means for the criteria 2 … H, falling; None: N/5 of the last, and twice as many of each before it, the paper's
             proportions for H = 4.
         every: epochs between two offline clusterings.
@@ -89,6 +90,7 @@ class RCL(SupportFramework):
         parts: int = 3,
         rule: Rule = "centres",
         max_units: int = 32,
+        feature_momentum: float = 0.5,
         num_clusters: Sequence[int] | None = None,
         every: int = 1,
         cluster_seed: int = 0,
@@ -109,7 +111,8 @@ class RCL(SupportFramework):
         if criteria > 1 and hierarchy == "kmeans":
             self.criteria = by_kmeans(num_samples, criteria, warmup_epochs, every, num_clusters, cluster_seed)
         elif criteria > 1:
-            online = Hierarchy(num_samples, criteria, None, warmup_epochs, radii, min_samples, merge_similarity, parts, rule, max_units)
+            how = merge_similarity, parts, rule, max_units, feature_momentum
+            online = Hierarchy(num_samples, criteria, None, warmup_epochs, radii, min_samples, *how)
             self.criteria = Online(online) if hierarchy == "online" else by_dbscan(online, every)
 
     @property

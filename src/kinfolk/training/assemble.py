@@ -132,7 +132,7 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
         encoder, head = networks(config, FRAMEWORKS[method.framework].channels)
         text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
-            begin(config.model.init, encoder, head, text)
+            begin(config, encoder, head, text)
         framework = build(method, encoder, head, Context(data.num_train, labels, text), framework_args, detector_args)
     except KinfolkError:
         raise

@@ -56,18 +56,18 @@ def require_measured(framework: Framework, knn: Knn, method: str) -> None:
 
 
 def _parts(data: ImageData, max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of the labelled samples of the first other split there is."""
+    """Ids of the labelled training samples, and of the labelled samples of the first other split there is; each image once."""
     if data.labels is None:
         return None, None
     labelled = data.labels >= 0
-    bank = labelled[: data.num_train].nonzero()[:, 0]
+    bank = data.once(labelled[: data.num_train].nonzero()[:, 0])
     if len(bank) < 2:
         return None, None
     bank = _drawn(bank, max_samples, seed, "bank")
     for split in TEST_SPLITS:
         ids = torch.tensor([i for i, name in enumerate(data.samples.splits) if name == split and labelled[i]], dtype=torch.int64)
         if len(ids):
-            return bank, _drawn(ids, max_samples, seed, "queries")
+            return bank, _drawn(data.once(ids), max_samples, seed, "queries")
     return bank, None
 
 

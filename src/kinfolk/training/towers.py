@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.method import parse
 from kinfolk.models import build_text, projection_head
-from kinfolk.models.pair import begin_from
+from kinfolk.models.pair import TOWERS, begin_from
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
 
@@ -33,11 +34,20 @@ def read_text(images: ImageData, config: TrainConfig, run: Run, known: bool) -> 
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> Tokenizer:
-    """The run's own, or the one that is given, or one learnt from the training captions."""
+    """The run's own, or the one that is given, or that of the run whose towers it begins from, or one learnt from the training captions."""
     wanted = config.text
-    if known or wanted.tokenizer is not None:
-        return read_tokenizer(run.tokenizer if known or wanted.tokenizer is None else wanted.tokenizer, wanted.context)
+    file = run.tokenizer if known else wanted.tokenizer or _beside(config.model.init)
+    if file is not None:
+        return read_tokenizer(file, wanted.context)
     return train_tokenizer(every_caption(samples, "train"), vocab_size=wanted.vocab_size, context=wanted.context)
+
+
+def _beside(weights: str | None) -> Path | None:
+    """The tokenizer of the run that the towers, or the checkpoint, are of."""
+    if weights is None or (Path(weights).name != TOWERS and Path(weights).suffix != ".ckpt"):
+        return None
+    places = (Run(folder).tokenizer for folder in Path(weights).absolute().parents[:2])
+    return next((place for place in places if place.is_file()), None)
 
 
 def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module, nn.Module]:
@@ -60,13 +70,22 @@ def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module,
     return tower, head
 
 
-def begin(path: str, encoder: nn.Module, head: nn.Module, text: tuple[nn.Module, nn.Module] | None) -> None:
-    """Fills the networks from a file; warns of those it has nothing for."""
+def begin(config: TrainConfig, encoder: nn.Module, head: nn.Module, text: tuple[nn.Module, nn.Module] | None) -> None:
+    """Fills the networks from the file `model.init`; warns of those it has nothing for, and of a text tower that learnt from other tokens."""
+    path = config.model.init
+    assert path is not None
     parts = nn.Module()
     parts.encoder, parts.head = encoder, head
     if text is not None:
         parts.text_encoder, parts.text_head = text
     filled = begin_from(parts, path)
+    if "text_encoder" in filled and config.text.tokenizer is None and _beside(path) is None:
+        warnings.warn(
+            f"the text tower of {path} learnt from tokens that are not known here, and new ones mean other words; give the tokenizer.json "
+            "of its training as `text.tokenizer`",
+            KinfolkWarning,
+            stacklevel=2,
+        )
     rest = [name for name, part in parts.named_children() if name not in filled and any(True for _ in part.parameters())]
     if rest:
         warnings.warn(f"{path} has weights for {', '.join(filled)}; {', '.join(rest)} begin anew", KinfolkWarning, stacklevel=2)
