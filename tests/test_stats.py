@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfolk import stats as module
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXent, RelativeContrast
 from kinfolk.pairs import Pairs
 from kinfolk.stats import UNIT, Stats
 from tests.scripted import Scripted, same_class
@@ -84,6 +84,15 @@ def test_similarities_equal_slow_ones(labels: list[int], every: int, monkeypatch
     assert loss_fn.stats.tp_similarity == pytest.approx(tp, abs=1e-6)
     assert loss_fn.stats.fn_similarity == pytest.approx(fn, abs=1e-6, nan_ok=True)
     assert int(loss_fn.stats.positives) == 30
+
+
+def test_of_keys_with_degrees_the_other_view_s_alone_counts() -> None:
+    z = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    degree = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, -1.0]] * 2)
+    loss_fn = RelativeContrast(0.2)
+    loss_fn.on(Pairs(z[0], z[1], torch.stack((z[1], z[2]), 1), torch.arange(6), torch.arange(6), degree=degree))
+    assert int(loss_fn.stats.positives) == 6
+    assert loss_fn.stats.tp_similarity == pytest.approx(torch.cosine_similarity(z[0], z[1]).mean().item(), abs=1e-5)
 
 
 def test_similarities_of_two_views_and_without_labels() -> None:

@@ -35,7 +35,9 @@ class Pairs:
         unit: whether all of them are of unit norm and of one type of at least 32 bits for certain; spares their normalisation.
         groups, candidate_groups: (B,) and (C,), known positives: whatever shares a group is never a negative.
         degree: (A, P) how far each of the own positives is one: 1 is drawn in, 0 is only pushed away, between is the share of the criteria
-            that call it positive; below 0 there is none in this place. None: all are 1. For objectives that go by it alone.
+            that call it positive; below 0 there is none in this place. None: all are 1. For objectives that go by it alone. The first is
+            that of the sample's other view, or what stands for it.
+        collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
     """
@@ -52,6 +54,7 @@ class Pairs:
     degree: Tensor | None = None
     unit: bool = False
     local_candidates: bool = False
+    collected: Tensor | None = None
 
     def __post_init__(self) -> None:
         num_anchors, num_candidates = len(self.anchors), len(self.candidates)

@@ -115,8 +115,8 @@ def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pa
     """(4,) positives, their similarity, false negatives, their similarity; no A × C matrix.
 
     Σ over the candidates of a class of z·z′ is z times the sum of the class; what is the anchor's own is taken off it."""
-    drawn_AP = torch.ones_like(own_AP, dtype=torch.bool) if pairs.degree is None else pairs.degree >= 1
-    found = [drawn_AP.sum(), _whole(own_AP.masked_fill(~drawn_AP, 0.0).sum(1))]
+    views_AP = own_AP if pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are others' keys
+    found = [torch.ones_like(views_AP, dtype=torch.int64).sum(), _whole(views_AP.sum(1))]
     if labels_N is None:
         return torch.stack([*found, *torch.zeros_like(found[0]).expand(2)])
     spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))

@@ -151,7 +151,14 @@ def test_what_is_wrong_is_named() -> None:
     for words, arguments in (("num_samples", (0, 2)), ("levels", (3, 0))):
         with pytest.raises(ValueError, match=f"`{words}`"):
             Hierarchy(*arguments, merge_similarity=0.5)
-    for name, value in (("parts", 1), ("max_units", 1), ("rule", "other"), ("merge_similarity", (0.5,)), ("merge_similarity", 1.5)):
+    for name, value in (
+        ("parts", 1),
+        ("max_units", 1),
+        ("rule", "other"),
+        ("merge_similarity", (0.5,)),
+        ("merge_similarity", 1.5),
+        ("feature_momentum", 1.0),
+    ):
         with pytest.raises(ValueError, match=f"`{name}`"):
             Hierarchy(3, 3, **{"merge_similarity": 0.5, name: value})  # type: ignore[arg-type]
     hierarchy = Hierarchy(3, 2, merge_similarity=0.5, dim=4)
@@ -159,6 +166,12 @@ def test_what_is_wrong_is_named() -> None:
         hierarchy.update(torch.tensor([3]), torch.zeros(1, 4))
     with pytest.raises(ValueError, match="`features`"):
         hierarchy.update(torch.tensor([1]), torch.zeros(1, 5))
+    with pytest.raises(ValueError, match=r"`ids` .* must be integers, one for each row"):
+        hierarchy.update(torch.tensor([1, 2]), torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="must have a cluster of its own for every sample"):
+        hierarchy.start(torch.tensor([[0, 0, 1], [0, 0, 1]]))
+    with pytest.raises(ValueError, match="and be finite"):
+        hierarchy.start(torch.arange(3).expand(2, -1), torch.full((3, 4), torch.nan))
     with pytest.raises(ValueError, match="nested"):
         Hierarchy(3, 3, merge_similarity=0.5).start(torch.tensor([[0, 1, 2], [0, 0, 1], [0, 1, 1]]))
     with pytest.raises(RuntimeError, match="use the same data set and levels"):

@@ -205,7 +205,10 @@ def test_known_positives(tmp_path: Path) -> None:
         (b"image,label\n", "has no rows"),
         (b"image,label\na.png\n", "row 1 of .* has 1 cells, its header has 2"),
         (b"image,image\na.png,b.png\n", "names a column twice"),
-        (b'image,caption\na.png,"open\nb.png,x\n', "unexpected end of data, in the row that begins in line 2; a cell that begins with a quote"),
+        (
+            b'image,caption\na.png,"open\nb.png,x\n',
+            "unexpected end of data, in the row that begins in line 2",
+        ),
         (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
         ("image,caption\na.png,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
         (b"image;caption\na.png;x\n", "its columns are 'image;caption'; its cells must be parted by commas"),

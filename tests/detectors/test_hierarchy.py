@@ -15,6 +15,7 @@ from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import Hierarchy, StartAt
+from kinfolk.errors import KinfolkWarning
 from kinfolk.objectives import NTXent
 from tests.detectors.blocks import kin, mask, random_block
 
@@ -86,6 +87,13 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
     label = detector.clusters.labels[1]
     assert torch.equal(label.unsqueeze(0) == label.unsqueeze(1), (torch.arange(48) % 4).unsqueeze(0) == (torch.arange(48) % 4).unsqueeze(1))
     torch.testing.assert_close(detector.clusters.tree.features, moved, atol=1e-3, rtol=0)
+
+
+def test_a_warm_up_as_long_as_the_training_is_told_once() -> None:
+    detector = Hierarchy(48)
+    with pytest.warns(KinfolkWarning, match="there will be no clusters"):
+        detector.set_progress(0, 5)
+    detector.set_progress(1, 5)
 
 
 def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.clustering import conforming
-from kinfolk.detectors import IFND, GloFND, Oracle
+from kinfolk.detectors import IFND, GloFND, Hierarchy, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import NNCLR, RCL, MoCo
 from tests.reference import queues, relative
@@ -275,3 +275,16 @@ def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
 def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made(**wrong)
+
+
+@pytest.mark.parametrize("kind", [NNCLR, RCL])
+def test_detectors_that_collect_get_embeddings_not_predictions(kind: type[NNCLR | RCL]) -> None:
+    detector = Hierarchy(NUM_SAMPLES, radii=(0.4, 0.9))
+    framework = made(kind, detector=detector)
+    detector.refresh(everybody(), 0.0)
+    seen = list[tuple[Tensor, Tensor]]()
+    detector.collect = lambda ids, anchors: seen.append((ids, anchors))  # type: ignore[method-assign]
+    views, ids = batch(0)
+    _, keys = step_of(framework, views)
+    framework(views, ids)
+    torch.testing.assert_close(seen, [(ids, torch.stack(keys))])

@@ -40,8 +40,7 @@ def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, ne
         raise ValueError(f"`radii` (={list(radii)}) must be above 0 and grow")
     if min_samples < 1:
         raise ValueError(f"`min_samples` (={min_samples}) must be at least 1")
-    if features.ndim != 2 or not features.isfinite().all():
-        raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be finite")
+    require_finite(features)
     unit_ND = F.normalize(features.float(), dim=1)
     near = [1 - r * r / 2 for r in radii]
     number, device = len(unit_ND), unit_ND.device
@@ -69,6 +68,12 @@ def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, ne
     noise_RN = anchor_RN < 0
     own_N = torch.arange(number, device=device)
     return torch.where(noise_RN, own_N, part_RN.gather(1, anchor_RN.clamp(min=0)))
+
+
+def require_finite(features: Tensor) -> None:
+    """Refuses what can't be clustered: one row for each sample, and numbers."""
+    if features.ndim != 2 or not features.isfinite().all():
+        raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be finite")
 
 
 def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tensor:

@@ -36,14 +36,15 @@ class Hierarchy(nn.Module):
         rule: "centres" or "propagation", for the split's assignment and for the merge.
         max_units: the most units of one cluster, and the most siblings beside the touched ones, looked at in a step. Of a larger cluster
             the touched units come first and the others count as one unit; and it merges into another over several steps.
-        feature_momentum: in [0, 1), of what a sample's feature was before: f ← normalised(m f + (1 − m) new). The views of one step tell less
-            of a sample than those of several.
+        feature_momentum: in [0, 1), of what a sample's feature was before: f ← normalised(m f + (1 − m) new). The views of one step tell
+            less of a sample than those of several.
 
     State: `tree`, the features of all samples, the levels, the sums and sizes of all clusters. Memory is linear in N · H. The
     same updates give the same state.
 
     Deviates from the paper in: σ_m may differ between the levels, which with one σ_m for all tend to become equal; the limit `max_units`;
-    features that are moving averages, of which the paper says nothing; the details of density peaks and label propagation, which the paper leaves to a supplement (see `split.py`, `propagation.py`).
+    features that are moving averages, of which the paper says nothing; the details of density peaks and label propagation, which it leaves
+    to a supplement (see `split.py`, `propagation.py`).
 
     Example:
         >>> hierarchy = Hierarchy(4, levels=2, merge_similarity=0.8)
@@ -111,6 +112,9 @@ class Hierarchy(nn.Module):
 
         Rows of one id count as their mean; rows that are not finite are left out. Under several processes: the rows of all of them, the
         same on each."""
+        if ids.is_floating_point() or ids.shape != features.shape[:1]:
+            rule = f"must be integers, one for each row of `features` (={len(features)})"
+            raise ValueError(f"`ids` (={tuple(ids.shape)}, {ids.dtype}) {rule}")
         check_ids(ids, self.num_samples)
         self.tree.know(features)
         finite_B = features.isfinite().all(1)
@@ -127,5 +131,6 @@ class Hierarchy(nn.Module):
             self.tree.move(level, refine(self.tree.at(level), touched, limits))
 
     def __repr__(self) -> str:
-        how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}, feature_momentum={self.feature_momentum}"
-        return f"Hierarchy(num_samples={self.num_samples}, levels={self.levels}, merge_similarity={self.merge_similarity}, {how})"
+        how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"
+        means = f"merge_similarity={self.merge_similarity}, {how}, feature_momentum={self.feature_momentum}"
+        return f"Hierarchy(num_samples={self.num_samples}, levels={self.levels}, {means})"

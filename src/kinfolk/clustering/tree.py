@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.looked import Level
 from kinfolk.clustering.refine import Moves
 from kinfolk.clustering.rings import Rings
@@ -66,8 +67,11 @@ class Tree(Exact):
         """Sets all levels to (H, N) nested labels, any integers, the first row one of its own for every sample; and (N, D) features."""
         if labels.shape != (self.levels, self.num_samples):
             raise ValueError(f"`labels` (={tuple(labels.shape)}) must have the shape {(self.levels, self.num_samples)}: levels × samples")
+        if len(torch.unique(labels[0])) < self.num_samples:
+            raise ValueError("`labels` must have a cluster of its own for every sample in their first row")
         if features is not None:
             self.know(features)
+            require_finite(features)
             self.features.copy_(F.normalize(features.to(self.features), dim=1))
         device, N = self.parent.device, self.num_samples
         below, alive = torch.arange(N, device=device), N

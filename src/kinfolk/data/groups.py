@@ -15,8 +15,8 @@ Ints = npt.NDArray[np.int64]
 def group_ids(digests: Sequence[str], captions: Sequence[Caption | None] | None, groups: Sequence[str | None] | None) -> Ints:
     """(N,) one group for each sample, named by its first member.
 
-    Two samples are of one group if their images have the same bytes, if a caption of each reads the same (composed Unicode, lower case, single
-    spaces), or if the user gave them one group; and so is whoever is of one group with a third.
+    Two samples are of one group if their images have the same bytes, if a caption of each reads the same (composed Unicode, lower case,
+    single spaces), or if the user gave them one group; and so is whoever is of one group with a third.
 
     Args:
         digests: (N,) of the images.

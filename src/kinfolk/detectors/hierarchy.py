@@ -14,11 +14,12 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.clustering.conform import level_figures
-from kinfolk.clustering.dbscan import dbscan
+from kinfolk.clustering.dbscan import dbscan, require_finite
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.radii import Radii
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors.base import Detector, Found
+from kinfolk.doubts import doubt_warmup
 from kinfolk.pairs import Block, Roles, own_matches
 
 
@@ -85,6 +86,7 @@ class Hierarchy(Detector):
         )
         self.register_buffer("started", torch.tensor(False))
         self._sorted: tuple[Tensor, int, Tensor, Tensor] | None = None
+        self._told = False
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
@@ -113,12 +115,17 @@ class Hierarchy(Detector):
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
 
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "clusters")
+
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """Sets the levels by DBSCAN: rank zero does it and shares the labels."""
         if features is None or len(features) != self.clusters.num_samples:
             shape = None if features is None else tuple(features.shape)
             raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
+        require_finite(features)
         own_N = torch.arange(len(features), device=features.device).unsqueeze(0)
         labels_HN = own_N.repeat(self.clusters.levels, 1)
         if self.clusters.levels > 1 and (distributed.world_size() == 1 or dist.get_rank() == 0):
@@ -148,9 +155,9 @@ class Hierarchy(Detector):
 
     def __repr__(self) -> str:
         of = self.clusters
-        start = f"warmup_epochs={self.warmup_epochs}, radii={self.radii.given}, min_samples={self.min_samples}"
+        start = f"level={self.level}, warmup_epochs={self.warmup_epochs}, radii={self.radii.given}, min_samples={self.min_samples}"
         how = f"merge_similarity={self.merge_similarity}, parts={of.parts}, rule={of.rule!r}, max_units={of.max_units}"
-        return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, level={self.level}, {start}, {how}, feature_momentum={of.feature_momentum})"
+        return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, {start}, {how}, feature_momentum={of.feature_momentum})"
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:

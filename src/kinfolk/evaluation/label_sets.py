@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.data.table import read_columns
+from kinfolk.data.columns import read_columns
 from kinfolk.errors import KinfolkError, UsageError
 
 _TRUE = {"1", "true", "yes"}

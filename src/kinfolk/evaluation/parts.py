@@ -62,7 +62,7 @@ def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: 
     labels = samples.labels if label_sets is None else label_sets
     labels = require_labels(labels)
     splits = np.asarray(samples.splits)
-    known = labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1)
+    known = np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1))
     present = [split for split in TEST_SPLITS if (known & (splits == split)).any()]
     train = known & (splits == "train")
     if not present or not train.any():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.clustering import dbscan_levels, kmeans_levels
+from kinfolk.clustering.dbscan import require_finite
 from kinfolk.detectors import Hierarchy
 
 
@@ -102,6 +103,7 @@ class Offline(Criteria):
         if features.shape[:1] != self.labels.shape[1:]:
             wanted = (self.labels.shape[1], "any")
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
+        require_finite(features)
         if distributed.world_size() == 1 or dist.get_rank() == 0:
             self.labels.copy_(self.cluster(features))
         if distributed.world_size() > 1:
@@ -119,9 +121,9 @@ def by_dbscan(like: Hierarchy, every: int) -> Offline:
 
 
 def by_kmeans(num_samples: int, number: int, warmup_epochs: int, every: int, num_clusters: Sequence[int] | None, seed: int) -> Offline:
-    """k-means anew for each level, into `num_clusters` of the levels 2 … H, or by default N/5 at the last and twice as many at each before:
-    for H = 4 the paper's proportions."""
-    usual = tuple((num_samples << level) // 5 for level in range(number - 2, -1, -1))
+    """k-means anew for each level, into `num_clusters` of the levels 2 … H, or by default N/5 at the last and twice as many at each before,
+    at most ⅘ N: for H = 4 the paper's proportions."""
+    usual = tuple(min((num_samples << level) // 5, num_samples * 4 // 5) for level in range(number - 2, -1, -1))
     chosen = usual if num_clusters is None else tuple(num_clusters)
     if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
         raise ValueError(f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of the criteria 2 to {number}")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from kinfolk.actions import Action
 from kinfolk.detectors import Neighbours, StartAt
 from kinfolk.detectors.base import Detector
+from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.doubts import doubt_warmup
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
 from kinfolk.pairs import Pairs

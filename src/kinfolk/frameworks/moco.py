@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
+from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.doubts import doubt_queue
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from kinfolk.actions import Action
 from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, rate_at
 from kinfolk.detectors.base import Detector, Space
+from kinfolk.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.frameworks.prototypes import Prototypes
 from kinfolk.models.heads import embedding_size

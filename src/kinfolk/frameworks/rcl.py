@@ -17,8 +17,8 @@ from kinfolk.clustering.conform import level_figures
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Detector, Space
+from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.criteria import Criteria, Online, by_dbscan, by_kmeans
-from kinfolk.frameworks.doubts import doubt_warmup
 from kinfolk.frameworks.nnclr import nearest_keys
 from kinfolk.frameworks.retrieval import Chance, cluster_mates
 from kinfolk.frameworks.support import SupportFramework

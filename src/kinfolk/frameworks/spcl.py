@@ -14,9 +14,9 @@ from kinfolk import distributed
 from kinfolk.actions import Action
 from kinfolk.clustering.batches import cluster_pair_batches
 from kinfolk.detectors.base import Detector, Space
+from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.assigned import Assigned, Source
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.doubts import doubt_warmup
 from kinfolk.frameworks.renew import renew, require_renewable
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXent

@@ -7,13 +7,14 @@ Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.doubts import doubt_queue
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
@@ -79,7 +80,8 @@ class SupportFramework(Framework, ABC):
             found_AKD, same_AHK = self.retrieve(keys, row_ids, support, support_ids)
             degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)  # one prediction for all: P_c of equation 9
         positives = found_AKD.repeat_interleave(number, 0)
-        loss = self.objective.on(Pairs(anchors, support, positives, ids, support_ids, 2 * number, unit_candidates=True, degree=degree))
+        pairs = Pairs(anchors, support, positives, ids, support_ids, 2 * number, unit_candidates=True, degree=degree)
+        loss = self.objective.on(replace(pairs, collected=keys))  # embeddings as `embed` has them, not predictions
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.queue.push(keys, row_ids)
             self.learn(keys, row_ids)

@@ -201,8 +201,10 @@ class Objective(nn.Module, ABC):
                 mean /= distributed.world_size()
             detector.hear("loss", float(mean))
         if detector.collects:
-            ids, anchors = distributed.joined(pairs.ids, pairs.anchors.reshape(len(pairs.ids), pairs.num_views, -1))
-            detector.collect(ids, anchors.flatten(0, 1))
+            rows = pairs.anchors if pairs.collected is None else pairs.collected
+            each = len(rows) // max(len(pairs.ids), 1)
+            ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))
+            detector.collect(ids, rows.flatten(0, 1))
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""

@@ -71,7 +71,7 @@ def text_networks(config: TrainConfig, tokenizer: Tokenizer) -> tuple[nn.Module,
 
 
 def begin(config: TrainConfig, encoder: nn.Module, head: nn.Module, text: tuple[nn.Module, nn.Module] | None) -> None:
-    """Fills the networks from the file `model.init`; warns of those it has nothing for, and of a text tower that learnt from other tokens."""
+    """Fills the networks from the file `model.init`; warns of those it has nothing for, and of a text tower without its tokens."""
     path = config.model.init
     assert path is not None
     parts = nn.Module()
