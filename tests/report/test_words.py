@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,18 @@ def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_pat
     (run / "eval" / "transfer.json").write_text('{"accuracy": 0.5, "sets": [{"name": "pets", "accuracy": 0.25}, 3], "fractions": [{}]}')
     (row,) = words.results(read_record(run))
     assert row["details"] == [("pets", "25.0%")]
+
+
+def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", bare=True)
+    (run / "eval").mkdir()
+    found = {"image_to_text": {"R@1": 0.031, "R@5": 0.1}, "mean": 0.0979, "images": 1000, "chance": 0.001}
+    (run / "eval" / "retrieval.json").write_text(json.dumps(found))
+    record = read_record(run)
+    (row,) = words.results(record)
+    assert (row["title"], row["accuracy"], row["share"]) == ("Retrieval, mean recall", "9.8%", 9.8)
+    assert row["details"] == [("image to text", "R@1 3.1%, R@5 10.0%"), ("images", "1000"), ("chance", "0.1%")]
+    assert words.tiles(record) == [("Mean recall", "9.8%", "at 1, 5 and 10, both ways, of 1000 images")]
 
 
 def test_a_bare_run(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ PROTOCOLS = {
     "transfer": "Transfer",
     "kin": "False negatives",
     "clusters": "Clusters",
-    "retrieval": "Retrieval",
+    "retrieval": "Retrieval, mean recall",
     "zero-shot": "Zero-shot",
 }
 MAX_ROWS = 12
@@ -77,6 +77,10 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
         accuracy = result.get("accuracy")
         if result["protocol"] == "linear" and isinstance(accuracy, (int, float)):
             found.append(("Linear probe", percent(accuracy), "on frozen features"))
+        if result["protocol"] == "retrieval":
+            found.append(
+                ("Mean recall", percent(result.get("mean")), f"at 1, 5 and 10, both ways, of {number(result.get('images'))} images")
+            )
     if (f1 := record.last("f1")) is not None:
         note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
         found.append(("Detection F1", percent(f1), note))
@@ -93,7 +97,7 @@ def results(record: Record) -> list[dict[str, Any]]:
     """Rows of the table of results."""
     rows = []
     for result in record.results:
-        accuracy = result.get("accuracy")
+        accuracy = result.get("mean" if result["protocol"] == "retrieval" else "accuracy")
         known = isinstance(accuracy, (int, float)) and math.isfinite(accuracy)
         rows.append(
             {
@@ -110,8 +114,14 @@ def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What else it says; accuracies at shares of the labels have a figure of their own, several data sets are named with theirs."""
     sets = [each for each in result.get("sets") or () if isinstance(each, Mapping)]
     own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in sets]
-    hidden = ("protocol", "accuracy", "fractions", "sets")
-    return own + [(key.replace("_", " "), number(value)) for key, value in result.items() if key not in hidden]
+    hidden = ("protocol", "accuracy", "fractions", "sets") + ("mean",) * (result.get("protocol") == "retrieval")
+    return own + [(key.replace("_", " "), _detail(key, value)) for key, value in result.items() if key not in hidden]
+
+
+def _detail(key: str, value: Any) -> str:
+    if isinstance(value, Mapping) and all(str(name).startswith("R@") for name in value):
+        return ", ".join(f"{name} {percent(share)}" for name, share in value.items())
+    return percent(value) if key == "chance" else number(value)
 
 
 def bars(counts: Iterable[tuple[str, int]], limit: int = MAX_ROWS) -> list[dict[str, Any]]:
