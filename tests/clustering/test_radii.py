@@ -70,3 +70,20 @@ def test_fitted_ones_are_state_and_given_ones_stay() -> None:
     assert given.fit(z) == given.values == (0.2, 0.3)
     with pytest.raises(ValueError, match=r"`radii` \(=\[0.5\]\) must be one for each of the levels 2 to 3"):
         Radii(3, (0.5,), 4)
+
+
+def test_fitted_radii_follow_the_features_and_given_ones_do_not() -> None:
+    near, far = spread(0.5), spread(2.0, seed=1)
+    fitted, given = Radii(3, None, 4), Radii(3, (0.2, 0.3), 4)
+    fitted.follow(far)
+    assert fitted.values is None, "nothing to follow before the first fit"
+    start = fitted.fit(near)
+    shares = fitted.shares.clone()
+    for radii in (fitted, given):
+        radii.follow(far)
+    assert given.values == (0.2, 0.3)
+    assert fitted.values is not None
+    assert start[1] < fitted.values[0] < fitted.values[1], "what lies farther apart is as near as what lay closer"
+    distance = kth_distance(far, 4, torch.arange(len(far)))
+    found = [(distance <= radius).double().mean().item() for radius in fitted.values]
+    assert found == pytest.approx(shares.tolist(), abs=0.01)

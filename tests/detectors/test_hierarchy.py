@@ -96,6 +96,26 @@ def test_a_warm_up_as_long_as_the_training_is_told_once() -> None:
     detector.set_progress(1, 5)
 
 
+def test_merging_follows_the_features_once_an_epoch() -> None:
+    detector, resumed = Hierarchy(48, warmup_epochs=0), Hierarchy(48, warmup_epochs=0)
+    detector.set_progress(0, 9)
+    detector.refresh(clumps(), 0.0)
+    start = detector.radii.values
+    detector.collect(torch.arange(48), clumps(seed=1) + 0.5 * torch.randn(48, 6, generator=torch.Generator().manual_seed(0)))
+    detector.set_progress(0, 9)
+    assert detector.radii.values == start, "an epoch that goes on after an interruption is the same epoch"
+    detector.set_progress(1, 9)
+    assert start is not None
+    assert detector.radii.values is not None
+    assert detector.radii.values[1] > start[1]
+    resumed.load_state_dict(detector.state_dict())
+    detector.collect(torch.arange(48), clumps(seed=2))
+    resumed.collect(torch.arange(48), clumps(seed=2))
+    resumed.set_progress(1, 9)
+    assert resumed.radii.values == detector.radii.values
+    assert resumed.clusters.merge_similarity == detector.clusters.merge_similarity
+
+
 def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
     detector, loaded = Hierarchy(48), Hierarchy(48)
     detector.refresh(clumps(), 0.0)

@@ -17,6 +17,8 @@ from kinfolk.stores.exact import Exact
 _BLOCK_ELEMENTS = 1 << 22
 _LOOKED_AT = 1 << 14
 """Samples whose neighbours are counted, evenly spread: enough for a hundredth of them."""
+_FOLLOWED = 1 << 11
+"""The same, for radii that follow: with every epoch, so that its steps pay no more for a larger data set."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
 """Shares of the samples that are cores, among which one is found by halving."""
 
@@ -29,10 +31,13 @@ class Radii(Exact):
         given: one for each of the levels 2 … H, growing; None: to be fitted.
         min_samples: of DBSCAN.
 
-    State: `fitted` (H − 1,), 0 where they are given or not fitted yet.
+    State: `fitted` (H − 1,), 0 where they are given or not fitted yet; `shares` (H − 1,) of the samples that were cores then; the `epoch`
+    the radii are of.
     """
 
     fitted: Tensor
+    shares: Tensor
+    epoch: Tensor
 
     def __init__(self, levels: int, given: Sequence[float] | None, min_samples: int) -> None:
         super().__init__()
@@ -40,6 +45,8 @@ class Radii(Exact):
         if self.given is not None and len(self.given) != levels - 1:
             raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}")
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
+        self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))
+        self.register_buffer("epoch", torch.tensor(-1))
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -53,8 +60,21 @@ class Radii(Exact):
         if self.given is not None:
             return self.given
         radii = fitting_radii(features, len(self.fitted), min_samples=self.min_samples)
+        distance_n = _core_distances(features, self.min_samples, _LOOKED_AT)
         self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
+        self.shares.copy_(torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii]))
         return radii
+
+    @torch.no_grad()
+    def follow(self, features: Tensor) -> None:
+        """Sets radii that were fitted to those at which as many of (N, D) features are cores as at the first fit: an encoder that learns
+        spreads what it embeds, and what was near before is not near any more."""
+        if self.given is None and self.fitted.all():
+            distance_n = _core_distances(features, self.min_samples, _FOLLOWED)
+            radii = [_radius(distance_n, share) for share in self.shares.tolist()]
+            for level in range(len(radii) - 2, -1, -1):
+                radii[level] = min(radii[level], 0.99 * radii[level + 1])
+            self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
 
 
 @torch.no_grad()
@@ -77,8 +97,7 @@ def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, larges
     """
     if number < 1:
         return ()
-    places_n = torch.arange(0, len(features), max(1, len(features) // _LOOKED_AT), device=features.device)
-    distance_n = kth_distance(features, min_samples, places_n).sort().values
+    distance_n = _core_distances(features, min_samples, _LOOKED_AT)
     tried = sorted({_radius(distance_n, share) for share in SHARES})
     low, high = 0, len(tried)  # the largest cluster grows with the radius
     while high - low > 1:
@@ -91,6 +110,12 @@ def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, larges
         share = share / 2
         radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
     return tuple(round(radius, 6) for radius in radii)
+
+
+def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
+    """`kth_distance` of about so many samples, evenly spread, in growing order."""
+    places_n = torch.arange(0, len(features), max(1, len(features) // number), device=features.device)
+    return kth_distance(features, min_samples, places_n).sort().values
 
 
 def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class Hierarchy(Detector):
         radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
+            With each epoch a radius that was fitted becomes the one at which as many samples are cores as at the start.
         parts, rule, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
     State: the hierarchy, its radii where they are fitted, and whether it has started.
@@ -118,6 +119,16 @@ class Hierarchy(Detector):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "clusters")
+        self.follow(epoch)
+
+    def follow(self, epoch: int) -> None:
+        """Takes the radii that σ_m goes by from the features it holds, once in an epoch, whether or not it was interrupted."""
+        self.epoch = epoch
+        if self.started and self.merge_similarity is None and int(self.radii.epoch) != epoch:
+            self.radii.follow(self.clusters.tree.features)
+            self.radii.epoch.fill_(epoch)
+            if distributed.world_size() > 1:
+                dist.broadcast(self.radii.fitted, 0)
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -133,6 +144,8 @@ class Hierarchy(Detector):
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
             dist.broadcast(self.radii.fitted, 0)
+            dist.broadcast(self.radii.shares, 0)
+        self.radii.epoch.fill_(self.epoch)
         self.clusters.start(labels_HN, features)
         self.started.fill_(True)
         self._sorted = None

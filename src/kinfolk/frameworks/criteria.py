@@ -40,6 +40,9 @@ class Criteria(nn.Module, ABC):
     def update(self, ids: Tensor, features: Tensor) -> None:
         """Takes in (B, D) embeddings of this step's samples (B,), of all ranks. Default: waits for the next refresh."""
 
+    def follow(self, epoch: int) -> None:
+        """Told at the beginning of an epoch, and where one goes on. Default: nothing."""
+
 
 class Online(Criteria):
     """Started once by DBSCAN, then refined with every step.
@@ -64,6 +67,9 @@ class Online(Criteria):
 
     def refresh(self, features: Tensor) -> None:
         self.hierarchy.refresh(features, 0.0)
+
+    def follow(self, epoch: int) -> None:
+        self.hierarchy.follow(epoch)
 
     def update(self, ids: Tensor, features: Tensor) -> None:
         if self.started:

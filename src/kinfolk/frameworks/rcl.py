@@ -169,6 +169,7 @@ class RCL(SupportFramework):
         super().set_progress(epoch, num_epochs)
         if self.criteria is not None:
             self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "clusters")
+            self.criteria.follow(epoch)
         self.epoch = epoch
 
     def _clusters(self, epoch: int) -> bool:
