@@ -114,7 +114,7 @@ def test_a_run_finds_its_data_from_another_working_directory(tmp_path: Path, mon
 
 
 def sorted_classes() -> ImageData:
-    x, y = np.zeros((40, 8, 8, 3), np.uint8), np.repeat(np.arange(4), 10)
+    x, y = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8), np.repeat(np.arange(4), 10)
     return prepare(open_source({"train": Pairs(x, y), "test": Pairs(x, y)}), image_size=8)
 
 
@@ -137,6 +137,14 @@ def test_a_part_of_the_test_samples_is_drawn_from_all_classes() -> None:
     assert queries is not None
     assert len(queries) == len(bank) == 12
     assert len(set(data.labels[queries].tolist())) > 1
+
+
+def test_copies_of_a_picture_are_no_neighbours_of_each_other() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8).repeat(5, 0)
+    data = prepare(open_source({"train": Pairs(x, np.arange(20) % 3)}), image_size=8)
+    bank, queries = _parts(data, 100, seed=0)
+    assert bank is not None
+    assert (bank.tolist(), queries) == ([0, 5, 10, 15], None)
 
 
 def test_features_that_are_not_finite_name_step_method_and_ids(tmp_path: Path) -> None:
