@@ -19,6 +19,8 @@ _LOOKED_AT = 1 << 14
 """Samples whose neighbours are counted, evenly spread: enough for a hundredth of them."""
 _FOLLOWED = 1 << 11
 """The same, for radii that follow: with every epoch, so that its steps pay no more for a larger data set."""
+LARGEST = 0.1
+"""The share of all samples that no cluster may exceed."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
 """Shares of the samples that are cores, among which one is found by halving."""
 
@@ -46,7 +48,7 @@ class Radii(Exact):
             raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}")
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
         self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))
-        self.register_buffer("epoch", torch.tensor(-1))
+        self.register_buffer("epoch", torch.tensor(-1, dtype=torch.int32))
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -59,8 +61,8 @@ class Radii(Exact):
         """Those for (N, D) features of all samples; writes them where they are not given."""
         if self.given is not None:
             return self.given
-        radii = fitting_radii(features, len(self.fitted), min_samples=self.min_samples)
         distance_n = _core_distances(features, self.min_samples, _LOOKED_AT)
+        radii = _fitting(features, distance_n, len(self.fitted), self.min_samples, LARGEST)
         self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
         self.shares.copy_(torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii]))
         return radii
@@ -71,14 +73,13 @@ class Radii(Exact):
         spreads what it embeds, and what was near before is not near any more."""
         if self.given is None and self.fitted.all():
             distance_n = _core_distances(features, self.min_samples, _FOLLOWED)
-            radii = [_radius(distance_n, share) for share in self.shares.tolist()]
-            for level in range(len(radii) - 2, -1, -1):
-                radii[level] = min(radii[level], 0.99 * radii[level + 1])
+            *lower, last = self.shares.tolist()
+            radii = _growing(distance_n, lower, _radius(distance_n, last))
             self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
 
 
 @torch.no_grad()
-def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, largest: float = 0.1) -> tuple[float, ...]:
+def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, largest: float = LARGEST) -> tuple[float, ...]:
     """`number` growing radii for (N, D) features.
 
     At the last as many samples are cores as can be, at most half of them, without one cluster that holds more than `largest` of all
@@ -95,21 +96,29 @@ def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, larges
         >>> 0 < near[0] < near[1] < 1
         True
     """
+    return _fitting(features, _core_distances(features, min_samples, _LOOKED_AT), number, min_samples, largest)
+
+
+def _fitting(features: Tensor, distance_n: Tensor, number: int, min_samples: int, largest: float) -> tuple[float, ...]:
     if number < 1:
         return ()
-    distance_n = _core_distances(features, min_samples, _LOOKED_AT)
     tried = sorted({_radius(distance_n, share) for share in SHARES})
     low, high = 0, len(tried)  # the largest cluster grows with the radius
     while high - low > 1:
         middle = (low + high) // 2
         size = torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0]).max().item()
         low, high = (middle, high) if size <= largest * len(features) else (low, middle)
-    radii = [tried[low]]
-    share = (distance_n <= radii[0]).double().mean().item()
-    for _ in range(number - 1):
-        share = share / 2
-        radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
+    share = (distance_n <= tried[low]).double().mean().item()
+    radii = _growing(distance_n, [share / 2**level for level in range(number - 1, 0, -1)], tried[low])
     return tuple(round(radius, 6) for radius in radii)
+
+
+def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[float]:
+    """The radii at which these shares of the samples are cores, and the last, each clearly below the next."""
+    radii = [last]
+    for share in reversed(shares):
+        radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
+    return radii
 
 
 def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from kinfolk.data.captions import decoded
 from kinfolk.errors import KinfolkError
 
 _LONGEST_CELL = 1 << 27
@@ -19,14 +20,13 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
 
 
 def _read_csv(path: Path) -> dict[str, list[Any]]:
-    read = _tab_rows if path.suffix.lower() == ".tsv" else _comma_rows
     limit = csv.field_size_limit(_LONGEST_CELL)  # of all readers of the process
     try:
         with open(path, "rb") as start:
             if start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 raise KinfolkError(f"`{path}` is UTF-16; save it as UTF-8")
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            rows = [row for row in read(file, path) if row]
+            rows = list(filter(None, map(_cells, file) if path.suffix.lower() == ".tsv" else _comma_rows(file, path)))
     except OSError as error:
         raise KinfolkError(f"`{path}` is not a readable table: {error}") from error
     finally:
@@ -58,13 +58,8 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
         ) from error
 
 
-def _tab_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """A line is a row. A cell is quoted if its quote closes where it ends; else the line has none, as many programs write it."""
-    del path
-    yield from map(_cells, file)
-
-
 def _cells(line: str) -> list[str]:
+    """A row of tab-separated cells. One is quoted if its quote closes where it ends; else the line has none, as many programs write it."""
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
@@ -90,10 +85,5 @@ def _values(column: Any) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-        return [_decoded(value) for value in column.cast(pa.large_list(pa.large_binary()) if several else pa.large_binary()).to_pylist()]
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(each) for each in value]
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+        values = column.cast(pa.large_list(pa.large_binary()) if several else pa.large_binary()).to_pylist()
+        return [[decoded(each) for each in value] if isinstance(value, list) else decoded(value) for value in values]

@@ -46,15 +46,14 @@ class ImageData:
         ids = ids.to("cpu", torch.int64)
         return self._cache.index_select(0, ids if self._rows is None else self._rows.index_select(0, ids))
 
-    def images(self, ids: Tensor) -> Tensor:
-        """(B,) a number for each distinct image: samples whose images have the same bytes share it."""
-        return self._numbers.index_select(0, ids.to("cpu", torch.int64))
+    def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(I,) places of the first of `ids` (B,) of each distinct image, by its bytes, and (B,) which of these each is a copy of."""
+        numbers, of_B = torch.unique(self._numbers.index_select(0, ids.to("cpu", torch.int64)), return_inverse=True)
+        return torch.full_like(numbers, len(ids)).scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
         """Those of `ids`, in their order, whose image is not that of one before: copies of a picture are no test of each other."""
-        distinct, of_B = torch.unique(self.images(ids), return_inverse=True)
-        first = torch.full_like(distinct, len(ids)).scatter_reduce(0, of_B, torch.arange(len(ids)), "amin")
-        return ids[first.sort().values.to(ids.device)]
+        return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
     @cached_property
     def _numbers(self) -> Tensor:

@@ -49,9 +49,8 @@ def run_retrieval(towers: Towers, data: ImageData, *, progress: bool = False) ->
     ids, where = measured(data)
     text = TextData(data.samples, towers.tokenizer)
     rows_M = text.rows(ids)
-    numbers, owners_M = torch.unique(data.images(text.owners[rows_M]), return_inverse=True)
-    first_I = torch.full((len(numbers),), len(data)).scatter_reduce(0, owners_M, text.owners[rows_M], "amin")
-    images_ID = towers.images(data, first_I, progress)
+    first_I, owners_M = data.distinct(text.owners[rows_M])
+    images_ID = towers.images(data, text.owners[rows_M][first_I], progress)
     towers.pair.to(towers.device)
     with evaluating(towers.pair), torch.no_grad():
         tokens_MT = text.tokens[rows_M]

@@ -7,7 +7,6 @@ Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -80,8 +79,18 @@ class SupportFramework(Framework, ABC):
             found_AKD, same_AHK = self.retrieve(keys, row_ids, support, support_ids)
             degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)  # one prediction for all: P_c of equation 9
         positives = found_AKD.repeat_interleave(number, 0)
-        pairs = Pairs(anchors, support, positives, ids, support_ids, 2 * number, unit_candidates=True, degree=degree)
-        loss = self.objective.on(replace(pairs, collected=keys))  # embeddings as `embed` has them, not predictions
+        pairs = Pairs(
+            anchors,
+            support,
+            positives,
+            ids,
+            support_ids,
+            2 * number,
+            unit_candidates=True,
+            degree=degree,
+            collected=keys,  # embeddings as `embed` has them, not predictions
+        )
+        loss = self.objective.on(pairs)
         if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
             self.queue.push(keys, row_ids)
             self.learn(keys, row_ids)

@@ -75,11 +75,9 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
         return None
     towers, seed = opened.towers(), opened.config.seed
     text, captions = TextData(data.samples, towers.tokenizer), list(every_caption(data.samples))
-    number_N = data.images(torch.arange(data.num_train))
-    numbers, of_N = torch.unique(number_N, return_inverse=True)
-    first = torch.full_like(numbers, data.num_train).scatter_reduce(0, of_N, torch.arange(data.num_train), "amin")
+    first, of_N = data.distinct(torch.arange(data.num_train))
     ids_I = first[torch.from_numpy(choose(len(first), seed, NUM_IMAGES))]
-    rows_M = text.rows(torch.isin(number_N, number_N[ids_I]).nonzero()[:, 0])
+    rows_M = text.rows(torch.isin(of_N, of_N[ids_I]).nonzero()[:, 0])
     words = [captions[row] for row in rows_M.tolist()]
     images = Side(towers.images(data, ids_I, progress), ids_I, lambda at: Shown(data.samples.keys[ids_I[at]], _uri(data, ids_I[at])))
     texts = Side(towers.texts(words), text.owners[rows_M], lambda at: Shown(words[at]))
