@@ -1,8 +1,8 @@
 """How the bounds of a ring move during training: Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual
 Representations, ICLR 2021, section 4 and appendix E.
 
-The share of the way that is done, d in [0, 1], moves both bounds: the lower one is ℓ₀ + d (ℓ − ℓ₀), from ℓ₀ = `start` to ℓ = `final` (in the
-paper from 0 to 90 %), and the upper one likewise. After e of E epochs, where e is fractional and set before every step:
+The share of the way that is done, d in [0, 1], moves both bounds. The lower one is ℓ₀ + d (ℓ − ℓ₀), from ℓ₀ = `start` to ℓ = `final` (0 to
+90 % in the paper), and the upper one likewise. After e of E epochs, where e is fractional and set before every step:
 
     linear  d = min(1, e / E)
     step    d = min(1, ⌊J e / E⌋ / J)                in J jumps
