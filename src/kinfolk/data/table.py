@@ -64,9 +64,7 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
             continue
         split = split_name(_cell(found["split"], row) or "")
         group = _cell(groups, row)
-        items.append(
-            Item(key, labels[row], split, caption, None if group is None else _text(group), first.get(image))
-        )
+        items.append(Item(key, labels[row], split, caption, None if group is None else _text(group), first.get(image)))
         first.setdefault(image, len(items) - 1)
         paths.append(file)
     return FileSource(name, items, paths, classes, refused)

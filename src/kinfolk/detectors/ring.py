@@ -136,9 +136,12 @@ class Ring(Detector):
         if self.boundaries is None:
             shape = exact(block, lower, upper)
         else:
-            update = self.boundaries.learned(block, lower, upper) if self.training else self.boundaries.read(block)
-            shape = bounded(block, update["lower_level"], update["upper_level"])
-        return Found((self._roles(block, shape),), update if self.training else {})
+            if self.training:
+                update, lower_b, upper_b = self.boundaries.learned(block, lower, upper)
+            else:
+                lower_b, upper_b = (self.boundaries.read(block)[f"{name}_level"] for name in ("lower", "upper"))
+            shape = bounded(block, lower_b, upper_b)
+        return Found((self._roles(block, shape),), update)
 
     def _roles(self, block: Block, shape: Shape) -> Roles:
         draw = self.draw if self.training else None
