@@ -66,7 +66,8 @@ def test_a_fixed_upper_bound_stays() -> None:
 def test_a_late_ring_begins_at_its_beginning() -> None:
     loss_fn = NTXent(0.1, StartAt(Ring(0.8, 0.9, anneal="linear", start_lower=0.2, start_upper=0.5, anneal_epochs=4), epoch=6))
     assert isinstance(loss_fn.detector, StartAt)
-    ring, seen = loss_fn.detector.detector, []
+    ring, seen = loss_fn.detector.detector, list[tuple[float, float]]()
+    assert isinstance(ring, Ring)
     for half in range(24):
         loss_fn.set_progress(half / 2, 12)
         seen.append((ring.lower, ring.upper))

@@ -35,7 +35,8 @@ def ring(data: Path, out: Path, epochs: int = 3, **settings: Any) -> Run:
 
 def test_the_bounds_move_at_every_step_and_from_the_epoch_it_starts(tmp_path: Path) -> None:
     """Four steps an epoch; a line of the log has the bounds of the epoch's last step."""
-    data, bounds = images(tmp_path / "x.npz"), {"lower": 0.8, "upper": 0.98, "start_upper": 0.9, "anneal_epochs": 2}
+    data = images(tmp_path / "x.npz")
+    bounds: dict[str, Any] = {"lower": 0.8, "upper": 0.98, "start_upper": 0.9, "anneal_epochs": 2}
     rows = ring(data, tmp_path / "run", **bounds).epochs()
     assert [row["ring_lower"] for row in rows] == pytest.approx([0.8 * 0.75 / 2, 0.8 * 1.75 / 2, 0.8])
     assert [row["ring_upper"] for row in rows] == pytest.approx([0.9 + 0.08 * 0.75 / 2, 0.9 + 0.08 * 1.75 / 2, 0.98])

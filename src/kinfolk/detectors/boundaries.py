@@ -119,15 +119,15 @@ def _share_below(sim_bM: Tensor, n_b: Tensor, level_bT: Tensor) -> Tensor:
 
 
 def _own_quantile(sim_bM: Tensor, n_b: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """(b,), (b,) the similarity with that share below it, and the scale: of the line through two order statistics, one logit to either side
-    of the share where there are such, and at least three places apart."""
-    order_bM, last_b = sim_bM.sort(1).values, (n_b - 1).clamp(min=0)
-    low_b, high_b = ((_share(_logit(share) + shift) * (n_b + 1) - 1).round() for shift in (-1, 1))
-    low_b, high_b = torch.minimum(low_b, last_b - 3).clamp(min=0), torch.minimum(high_b.clamp(min=3), last_b)
-    from_b, to_b = (order_bM.gather(1, (sim_bM.shape[1] - 1 - last_b + at).long().unsqueeze(1)).squeeze(1) for at in (low_b, high_b))
-    low_b, high_b = (torch.logit((at + 1) / (n_b + 1)) for at in (low_b, high_b))
-    scale_b = ((to_b - from_b) / (high_b - low_b)).nan_to_num(0.0).clamp(_FINEST, 1.0)  # a single similarity has no scale
-    return from_b + scale_b * (_logit(share) - low_b), scale_b
+    """(b,), (b,) the similarity with that share below it, extrapolated from the outermost one where the share is beyond it, and the scale:
+    from the order statistics one logit to either side, or the outermost, at least three places apart."""
+    order_bM, last_b, target = sim_bM.sort(1).values, (n_b - 1).clamp(min=0), _logit(share)
+    low_b, level_b, high_b = (torch.minimum((_share(target + by) * (n_b + 1) - 1).round().clamp(min=0), last_b) for by in (-1, 0, 1))
+    places = torch.minimum(low_b, last_b - 3).clamp(min=0), level_b, torch.minimum(high_b.clamp(min=3), last_b)
+    low_b, level_b, high_b = (order_bM.gather(1, (sim_bM.shape[1] - 1 - last_b + at).long().unsqueeze(1)).squeeze(1) for at in places)
+    low_logit_b, logit_b, high_logit_b = (torch.logit((at + 1) / (n_b + 1)) for at in places)
+    scale_b = ((high_b - low_b) / (high_logit_b - low_logit_b)).nan_to_num(0.0).clamp(_FINEST, 1.0)  # a single similarity has no scale
+    return level_b + scale_b * (target - logit_b), scale_b
 
 
 def _logit(share: float) -> float:
