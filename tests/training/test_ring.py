@@ -28,9 +28,9 @@ def images(path: Path, test: str = "test", test_seed: int = 0, val: bool = False
     return path
 
 
-def ring(data: Path, out: Path, epochs: int = 3, **settings: Any) -> Run:
+def ring(data: Path, out: Path, epochs: int = 3, batch_size: int = 16, **settings: Any) -> Run:
     named = {**TINY, **{f"detector.{name}": value for name, value in settings.items()}, "knn.every": 1}
-    return train(data=data, out=out, epochs=epochs, batch_size=16, progress=False, method="simclr+ring", settings=named)
+    return train(data=data, out=out, epochs=epochs, batch_size=batch_size, progress=False, method="simclr+ring", settings=named)
 
 
 def test_the_bounds_move_at_every_step_and_from_the_epoch_it_starts(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_test_split_does_not_steer(tmp_path: Path, val: bool) -> None:
     ended = []
     for seed in (0, 1):
         data = images(tmp_path / f"{seed}.npz", test_seed=seed, val=val)
-        ended.append(ring(data, tmp_path / str(seed), epochs=5, anneal="knn", anneal_epochs=4).epochs())
+        ended.append(ring(data, tmp_path / str(seed), epochs=4, batch_size=32, anneal="knn", anneal_epochs=4).epochs())
     shown, steering, lower = ([[row[name] for row in rows] for rows in ended] for name in ("knn", "steering_knn", "ring_lower"))
     assert shown[0] != shown[1], "the accuracy that is shown is that of the test split"
     assert steering[0] == steering[1]
