@@ -66,8 +66,9 @@ def test_the_tables_of_the_ifnd_paper_are_there() -> None:
     named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
     assert {"simclr", "pcl", "simclr+ifnd", "simclr+ifnd:attract", "simclr+oracle:attract"} <= named["clusters"].keys()
     crossed = [next(iter(change.values())) for name, change in named["ifnd-table7"].items() if "(" in name]
-    kinds = {(len(one) > 3, one["schedule"], one["num_clusters"][0], one["confidence"]) for one in crossed}
-    assert len(kinds) == 16, "objective × assignment × clusters × confidence"
+    kinds = {("queue_size" in one, one["schedule"], one["num_clusters"][0], one.get("confidence")) for one in crossed}
+    assert len(kinds) == len(crossed) == 12, "objective × assignment × clusters × confidence, which only a growing share goes by"
+    assert all((one["schedule"] == "linear") == ("confidence" in one) for one in crossed)
     rates = [change.get("detector", {}).get("final_rate", 1.0) for change in named["ifnd-schemes"].values()]
     assert {0.25, 0.5, 0.75, 1.0} == set(rates)
 
@@ -96,6 +97,44 @@ def test_the_ablations_of_the_rcl_paper_are_there() -> None:
     kinds = {change.get("framework", {}).get("hierarchy", "none") for change in named["rcl-table4"].values()}
     assert kinds == {"none", "kmeans", "dbscan", "online"}
     assert {f"{base}+hierarchy{action}" for base in ("simclr", "moco") for action in ("", ":reweight")} <= named["hierarchy"].keys()
+
+
+def test_the_ablations_of_the_ring_paper_are_there() -> None:
+    named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
+    lesions = [(one.get("detector", {}).get("anneal"), one.get("detector", {}).get("upper")) for one in named["ring-table2"].values()]
+    assert {(None, None), ("none", None), (None, 1.0)} <= set(lesions)
+    assert {"la", "ir+cave", "cmc+cave", "ir+ring:attract", "cmc+ring:attract"} <= named["ring-table6"].keys()
+    for name in ("ir+ring:attract", "cmc+ring:attract"):
+        assert named["ring-table6"][name]["framework"]["pool_kin"], "equation 5"
+    balls = [one["detector"] for name, one in named["ring-figure2a"].items() if name != "ir"]
+    assert {(ball["lower"], ball.get("start_epoch", 0)) for ball in balls} == {
+        (low, at) for low in (0.5, 0.75, 0.9) for at in (0, 8, 15, 22)
+    }
+    assert all(ball["anneal"] == "none" and ball["upper"] == 1 for ball in balls)
+    policies = {one["detector"]["anneal"] for name, one in named["ring-figure2bc"].items() if name != "ir"}
+    assert policies == {"linear", "step", "knn", "loss"}
+
+
+def test_the_ablations_of_the_glofnd_paper_are_there() -> None:
+    named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
+    assert named["glofnd-figure4"]["sogclr+glofnd (single threshold)"]["detector"] == {"shared": True, "alpha": 0.1}
+    assert {"sogclr", "sogclr+fnc", "sogclr+glofnd"} <= named["glofnd-figure4"].keys()
+    starts = {(name.partition(" ")[0], one["detector"]["start_epoch"]) for name, one in named["glofnd-figure5"].items() if name != "sogclr"}
+    assert starts == {(f"sogclr+{detector}", epoch) for detector in ("glofnd", "fnc") for epoch in (2, 5, 8, 11, 14, 17)}
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_no_two_rows_are_the_same_training(path: Path) -> None:
+    document, seen = yaml.safe_load(path.read_text(encoding="utf-8")), dict[str, str]()
+    for name, own in document["methods"].items():
+        change = study.merged(document.get("settings", {}), own or {})
+        method = study.method_of(name, change)
+        config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
+        for part in (config.framework, config.detector):
+            if part.get("schedule") in ("step", "constant") and part.get("final_rate", 1.0) == 1:
+                part.pop("confidence", None)  # of samples that are all accepted
+        same = seen.setdefault(config.model_dump_json(), name)
+        assert same == name, f"{name} is {same}"
 
 
 def runs(*linear: float, **more: float) -> list[dict[str, float]]:

@@ -67,7 +67,7 @@ class Journal(pl.Callback):
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
-        self._tell(module, row.get("knn"))
+        self._tell(module, row.get("steering_knn"))
         row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
             row |= {"flagged": stats.share, "precision": stats.precision, "recall": stats.recall, "f1": stats.f1}
@@ -81,7 +81,7 @@ class Journal(pl.Callback):
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
 
     def _tell(self, module: TrainingModule, knn: float | None) -> None:
-        """Rank zero has measured; the framework hears of it on all ranks, before the epoch's checkpoint."""
+        """Passes what rank zero has measured to the framework of all ranks, before the epoch's checkpoint."""
         value = torch.tensor(math.nan if knn is None else knn, dtype=torch.float64, device=module.device)
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
