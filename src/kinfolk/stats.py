@@ -1,10 +1,10 @@
 """How many negatives a detector flagged, how many of them are false negatives by the labels, and how similar positives and false negatives
 are: counts that add up over steps and ranks.
 
-Precision and recall are counted in two ways. Over pairs, every pair of an anchor and a negative counts once. Per anchor, each labelled sample
-has a precision and a recall of its own, over all its views, and the mean over the samples is taken (GloFND's released code, and so its
-Table 1): a sample with nothing flagged has precision 1, a sample without false negatives has recall 1. F1 is the harmonic mean of the two
-means, which is what the figures of Table 1 come to.
+Precision and recall are counted in two ways. Over pairs, every pair of an anchor and a negative counts once. Per anchor, each labelled
+sample has a precision and a recall of its own, over all its views, and the mean over the samples is taken (GloFND's released code, and
+so its Table 1): a sample with nothing flagged has precision 1, a sample without false negatives has recall 1. F1 is the harmonic mean of
+the two means, which is what the figures of Table 1 come to.
 
 Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R = b·V rows of a block, b samples, V views,
 M places.

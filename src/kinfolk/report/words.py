@@ -83,6 +83,7 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
             )
     if (f1 := record.last("f1")) is not None:
         note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
+        note += f"; per anchor F1 {percent(by_anchor)}" if (by_anchor := record.last("anchor_f1")) is not None else ""
         found.append(("Detection F1", percent(f1), note))
     if (flagged := record.last("flagged")) is not None:
         found.append(("Pairs flagged", percent(flagged), "of the negatives"))

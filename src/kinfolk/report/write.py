@@ -83,7 +83,7 @@ def write_report(
             tell(parts[missing])
     page = render(
         record,
-        curve_panels(record.epochs),
+        curve_panels(record.epochs, str((record.config.get("knn") or {}).get("nmi_normaliser", "arithmetic"))),
         papers=papers_of(record),
         facts=facts_of(record),
         measured=fraction_panels(record.results),

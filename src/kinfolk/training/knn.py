@@ -43,7 +43,7 @@ class Knn:
         test_x, test_y = (None, None) if self.queries is None else (features[size:], labels[size:])
         found = {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
         if self.config.nmi_seeds:
-            spread = nmi(features[:size], labels[:size], seeds=range(self.config.nmi_seeds))
+            spread = nmi(features[:size], labels[:size], seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
 
