@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,21 @@ def test_the_papers_numbers() -> None:
     assert [PROBES["ifnd"].epochs_of(fraction) for fraction in (1, 0.01)] == [100, 100]
     assert [PROBES["ifnd"].factor(epoch / 100) for epoch in (0, 59, 60, 80)] == pytest.approx([1, 1, 0.1, 0.01])
     assert PROBES["ring"].factor(0.99) == 1
+    rcl = PROBES["rcl"]
+    assert (rcl.optimizer, rcl.lr, rcl.nesterov, rcl.batch_size, rcl.schedule) == ("lars", 1.0, True, 4096, "cosine")
+    assert [rcl.epochs_of(1, num) for num in (1_281_167, 5000, 100)] == [90, 150, 300], "at least 300 steps"
     assert ("lbfgs", *PROBES) == OFFERED
+
+
+def test_top5(features: Parts) -> None:
+    for found in (linear_probe(*features), gradient_probe(*features, "ring")):
+        assert found.accuracy < found.top5 <= 1
+    train_x, train_y, test_x, test_y = features
+    few = train_y < 5, test_y < 5
+    assert math.isnan(linear_probe(train_x[few[0]], train_y[few[0]], test_x[few[1]], test_y[few[1]]).top5), "of five classes there is none"
+    assert math.isnan(gradient_probe(train_x[few[0]], train_y[few[0]], test_x[few[1]], test_y[few[1]], "ring").top5)
+    (tenth,) = semi_supervised(*features, fractions=[0.1], draws=2)
+    assert tenth.accuracy < tenth.top5 <= 1
 
 
 def test_seeded_and_versions_in_turn(features: Parts) -> None:

@@ -57,15 +57,20 @@ def _kin(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]
     """The method's own flags, those of the exact quantile, thresholds and similarities."""
     for title, row in ((" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])):
         if "f1" in row:
-            pairs = f"precision {percent(row['precision'])}, recall {percent(row['recall'])}, F1 {percent(row['f1'])}"
-            yield title, pairs, where
-            own = {name: percent(row.get(f"anchor_{name}", float("nan"))) for name in ("precision", "recall", "f1")}
-            yield "", f"per anchor {own['precision']}, {own['recall']}, F1 {own['f1']}", ""
-            yield "", f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, {percent(row['flagged'])} of the pairs", ""
+            yield title, _detection(row), where
+            yield " per anchor", _detection(row, "anchor_"), "mean of anchors"
+            yield "", f"MTPR {percent(row['mtpr'])}, MTNR {percent(row['mtnr'])}, flagged {percent(row['flagged'])}", ""
     if "threshold" in result:
-        yield " thresholds", f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}", "against the exact quantile"
+        yield " thresholds", f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}", "exact quantile"
     own, alike = ("—" if value != value else f"{value:.3f}" for value in (result["tp_similarity"], result["fn_similarity"]))
-    yield " similarity", f"TP {own}, FN {alike}", "two views of each sample"
+    yield " similarity", f"TP {own}, FN {alike}", "two views each"
+
+
+def _detection(row: Mapping[str, Any], prefix: str = "") -> str:
+    """Precision, recall and F1, over pairs or, with "anchor_", per anchor; — where there is none."""
+    shares = [row.get(prefix + name) for name in ("precision", "recall", "f1")]
+    texts = ["—" if share is None or share != share else f"{100 * share:.1f}" for share in shares]
+    return f"precision {texts[0]}, recall {texts[1]}, F1 {texts[2]} %"
 
 
 def percent(share: float, deviation: float | None = None) -> str:
