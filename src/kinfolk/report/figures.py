@@ -95,7 +95,7 @@ def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmet
         if any(x for x, _ in lines.values()):
             traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
             description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
-            note = curve.note.format(entropy=ENTROPIES[normaliser])
+            note = curve.note.format(entropy=ENTROPIES.get(normaliser, normaliser))
             panels.append(Panel(curve.id, curve.title, note, description, _figure(curve, traces)))
     return panels
 

@@ -116,7 +116,7 @@ def results(record: Record) -> list[dict[str, Any]]:
     for result in record.results:
         accuracy = result.get("mean" if result["protocol"] == "retrieval" else "accuracy")
         known = isinstance(accuracy, (int, float)) and math.isfinite(accuracy)
-        several = any(isinstance(parts, list) and len(parts) > 1 for parts in (result.get("fractions"), result.get("sets")))
+        several = any(len(_rows(result, parts)) > 1 for parts in ("fractions", "sets"))
         rows.append(
             {
                 "title": PROTOCOLS.get(result["protocol"], result["protocol"]) + (", average" if several else ""),
@@ -130,14 +130,16 @@ def results(record: Record) -> list[dict[str, Any]]:
 
 def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What else it says: accuracies at shares of the labels and of several data sets, figures, settings."""
-    sets = [each for each in result.get("sets") or () if isinstance(each, Mapping)]
-    own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in sets]
-    shares = [
-        each for each in result.get("fractions") or () if isinstance(each, Mapping) and isinstance(each.get("fraction"), (int, float))
-    ]
+    own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in _rows(result, "sets")]
+    shares = [each for each in _rows(result, "fractions") if isinstance(each.get("fraction"), (int, float))]
     own += [(each.get("subset") or f"{100 * each['fraction']:g} %", _with_top5(each)) for each in shares]
     hidden = ("protocol", "accuracy", "fractions", "sets") + ("mean",) * (result.get("protocol") == "retrieval")
     return own + [(NAMES.get(key) or key.replace("_", " "), _detail(key, value)) for key, value in result.items() if key not in hidden]
+
+
+def _rows(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    parts = result.get(name)
+    return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
 
 
 def _detail(key: str, value: Any) -> str:
