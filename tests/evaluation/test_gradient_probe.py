@@ -61,9 +61,9 @@ def test_top5(features: Parts) -> None:
     five, of_five = train_y < 5, test_y < 5
     few = train_x[five], train_y[five], test_x[of_five], test_y[of_five]
     for probe, settings in ((linear_probe, {"strengths": (0.1,)}), (gradient_probe, {"settings": quick})):
-        found = probe(train_x, train_y, test_x, test_y, **settings)  # type: ignore[operator]
+        found = probe(train_x, train_y, test_x, test_y, **settings)
         assert found.accuracy < found.top5 <= 1
-        assert math.isnan(probe(*few, **settings).top5), "of five classes there is none"  # type: ignore[operator]
+        assert math.isnan(probe(*few, **settings).top5), "of five classes there is none"
     (tenth,) = semi_supervised(train_x, train_y, test_x, test_y, fractions=[0.1], draws=2)
     assert tenth.accuracy < tenth.top5 <= 1
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "kinfolk embed runs/photos --out features.npy",
     "kinfolk embed runs/photos --data more/ --out more.npy",
-    "kinfolk embed runs/photos --views 2 --projected --out z.npy    # z-1.npy and z-2.npy, for `kinfolk cnce`",
+    "kinfolk embed runs/photos --views 2 --projected --out z.npy",
+    "kinfolk cnce --study variance --views z-1.npy z-2.npy",
 )
 
 
