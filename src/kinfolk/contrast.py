@@ -31,7 +31,7 @@ from kinfolk.across import Across
 from kinfolk.actions import Policy, Settled, settle
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import CACHED, Block, Pairs, Places, Roles, own_matches
-from kinfolk.stats import Stats, count, measure
+from kinfolk.stats import COUNTED, Stats, count, measure
 
 _PROBED, _DEEPEST = 256, 60.0
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}  # measured: fewer, larger blocks save more calls than they cost in cache
@@ -133,7 +133,7 @@ class Contrast:
         num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
-        total, counts = anchors_AD.new_zeros(()), torch.zeros(5, dtype=torch.int64, device=anchors_AD.device)
+        total, counts = anchors_AD.new_zeros(()), torch.zeros(COUNTED, dtype=torch.int64, device=anchors_AD.device)
         moving = self.with_gradient and self.pairs.candidates.requires_grad  # a queue or a bank is not
         wanted = ((anchors_AD, self.with_gradient), (candidates_CD, moving), (own_AP, self.with_gradient))
         grad_a, grad_c, grad_own = (torch.zeros_like(x) if needed else x.new_empty(0) for x, needed in wanted)

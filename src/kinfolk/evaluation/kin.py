@@ -1,7 +1,9 @@
-"""Who is flagged as a false negative, against the labels, over a whole data set: exact, in row blocks, no N × N matrix is kept.
+"""What is flagged as a false negative, against the labels, over a whole data set: exact, in row blocks, no N × N matrix is kept.
 
-    precision, recall, F1    over all pairs of an anchor and a candidate of another sample          GloFND, Table 1
-    MTPR, MTNR               the same as mean rates of the anchors                                  IFND, section 4.4
+    precision, recall, F1    over all pairs of an anchor and a candidate of another sample; and     GloFND, Table 1
+                             per anchor, as means over the samples (`kinfolk.stats`)
+    MTPR, MTNR               mean over the anchors of the share of their false negatives that is    IFND, section 4.4
+                             flagged, and of their true negatives that is not; of the first level
     thresholds               learned ones against the exact (1 − α) quantile: MAE, RMSE             GloFND, section 5
     similarity               of the views of a sample (true positives), of samples of one class     SPCL, Table 2
                              (false negatives) and of different classes
@@ -39,7 +41,8 @@ class Judged:
 
     Args:
         stats: counts over all pairs and levels.
-        found, kept: sums over the anchors of the share of their false negatives that were flagged, and of their negatives that were not.
+        found, kept: sums over the anchors of the share of their false negatives that were flagged, and of their negatives that were not, at
+            the first level, which is the one that `mtpr` and `mtnr` of a training are of.
         with_kin, with_others: anchors that have such pairs.
     """
 
@@ -61,11 +64,7 @@ class Judged:
 
     def figures(self) -> dict[str, float]:
         """All of them by name."""
-        counts = self.stats
-        return {
-            "flagged": counts.share, "precision": counts.precision, "recall": counts.recall, "f1": counts.f1,
-            "mtpr": self.mtpr, "mtnr": self.mtnr,
-        }  # fmt: skip
+        return {**self.stats.detection(), "mtpr": self.mtpr, "mtnr": self.mtnr}
 
 
 @dataclass(frozen=True)
@@ -142,16 +141,18 @@ def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[tup
 
 
 def _judge(judged: Judged, block: Block, levels: Sequence[Roles], own: Places, labels_N: Tensor) -> None:
-    """Adds a block to the counts; rates of an anchor are means over the levels."""
+    """Adds a block to the counts; rates of an anchor are those of the first level."""
     row_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
     size_K = torch.bincount(label_C[label_C >= 0], minlength=int(labels_N.max().clamp(min=0)) + 1)
     known_R = row_R >= 0
     alike_R = (size_K[row_R.clamp(min=0)] - block.num_views).where(known_R, 0)
     other_R = (size_K.sum() - size_K[row_R.clamp(min=0)]).where(known_R, 0)
-    for roles in levels:
+    for level, roles in enumerate(levels):
         settled = settle(block, roles, own, _POLICY, block.sim_RC.clone(), 1.0, judged=True)
         counts = count(block, settled.kin, own, labels_N, settled.flagged_R)
         judged.stats = judged.stats + Stats.from_counts(torch.cat((counts, counts.new_zeros(4))))
+        if level > 0:
+            continue
         hits_R, misses_R = torch.zeros_like(alike_R), torch.zeros_like(alike_R)
         if settled.kin is not None:
             row_M, one_M, other_M = settled.kin[0], row_R[settled.kin[0]], label_C[settled.kin[1]]

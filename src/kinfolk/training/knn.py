@@ -45,7 +45,7 @@ class Knn:
         if steered_by_knn(module.framework):
             found["steering_knn"] = self._accuracy(module, features, labels, self.steering_queries) if self.apart else found["knn"]
         if self.config.nmi_seeds:
-            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds))
+            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
 
