@@ -32,10 +32,19 @@ def check_acceptance(schedule: Schedule, final_rate: float, confidence: Confiden
             raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
 
 
-def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0) -> float:
+def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, num_epochs: int = 1) -> float:
     """The share of samples that is accepted after the share `progress` of the training: `final_rate` from the beginning (constant), from
-    `step_at` on (step), or as much of it as there is progress (linear)."""
-    share = {"linear": min(max(progress, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
+    `step_at` on (step), or growing with the progress from 0 (linear).
+
+    With "linear" the last of `num_epochs` epochs, which begins at the progress (E − 1) / E, has the final rate: epoch e, counted from 0,
+    has e / (E − 1) of it. With one epoch, or where their number is not known, it is as much of the final rate as there is progress.
+
+    Example:
+        >>> [rate_at("linear", 1.0, epoch / 5, num_epochs=5) for epoch in range(6)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    grown = progress * num_epochs / (num_epochs - 1) if num_epochs > 1 else progress
+    share = {"linear": min(max(grown, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
     return final_rate * share
 
 
@@ -55,9 +64,21 @@ def cluster_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tens
     return concentration(features_ND, labels_N, centroids_KD, clip=0.1)[labels_N].reciprocal()
 
 
-def accepted(confidence_N: Tensor, rate: float) -> Tensor:
-    """(N,) True for exactly round(rate · N) samples, the most confident; of equal ones, those with the lower numbers."""
+def accepted(confidence_N: Tensor, rate: float, distance_N: Tensor | None = None) -> Tensor:
+    """(N,) True for exactly round(rate · N) samples, the most confident; of equally confident ones, those with the least `distance_N`.
+
+    Confidences of clusters are equal for all samples of a cluster, and at the cut of `concentration` for several clusters. Samples are
+    often sorted by class, so without the distances the first classes would be accepted first.
+    """
     count = round(rate * len(confidence_N))
+    order_N = torch.arange(len(confidence_N), device=confidence_N.device) if distance_N is None else distance_N.argsort(stable=True)
     accepted_N = torch.zeros_like(confidence_N, dtype=torch.bool)
-    accepted_N[confidence_N.argsort(descending=True, stable=True)[:count]] = True
+    accepted_N[order_N[confidence_N[order_N].argsort(descending=True, stable=True)[:count]]] = True
     return accepted_N
+
+
+def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
+    """(N,) ‖v_i − c_{y_i}‖: how far each sample is from the centroid of its cluster."""
+    rows = max(1, _BLOCK_ELEMENTS // max(1, features_ND.shape[1]))
+    parts = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
+    return torch.cat([torch.linalg.vector_norm(features_RD - centroids_KD[labels_R], dim=1) for features_RD, labels_R in parts])
