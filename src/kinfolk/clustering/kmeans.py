@@ -1,5 +1,6 @@
-"""k-means by faiss: on the GPU where faiss sees one, otherwise on the CPU with as many threads as torch has. The first centroids are drawn by
-k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, SODA 2007.
+"""k-means by faiss: on the GPU where faiss sees one, otherwise on the CPU with as many threads as torch has.
+
+The first centroids are drawn by k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, SODA 2007.
 
 Dimension key: N samples, F features, K clusters, S samples that centroids are drawn from, M centroids drawn at a time, T trials.
 """

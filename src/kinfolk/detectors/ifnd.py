@@ -184,7 +184,7 @@ class IFND(Detector):
             ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids_S is None else ids_S
             for level in range(len(self.num_clusters)):
                 cluster_S = self.clusters.labels[level, ids_S]
-                centroids_KD = self.clusters.level(level)
+                centroids_KD = self.clusters.level(level).to(unit_SD.dtype)
                 confidence_S = self._confidence(unit_SD, centroids_KD, cluster_S)
                 accepted_S = accepted(confidence_S, rate, centroid_distance(unit_SD, centroids_KD, cluster_S))
                 confidence_LN[level, ids_S] = confidence_S

@@ -25,8 +25,9 @@ class Prototypes(Exact):
         num_clusters: of each level.
         temperature: mean concentration of a level.
         alpha, clip: see `concentration`.
-        confidence: by what samples are accepted where not all are, of equal ones the nearest to their prototype. "cluster": all members of the most concentrated clusters first (PCL);
-            "sample": softmax over the prototypes of cos / `temperature`, at the sample's own (IFND, equation 2).
+        confidence: by what samples are accepted where not all are; of equal ones, the nearest to their prototype. "cluster": the members
+            of the most concentrated clusters first (PCL); "sample": softmax over the prototypes of cos / `temperature`, at the sample's
+            own (IFND, equation 2).
         warm_start, seed, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
 
     State: the clusters', `concentration` (ΣK,), `accepted` (L, N).

@@ -39,7 +39,7 @@ class SPCL(Framework):
     Args:
         encoder, head: f and g_c; see `Framework`.
         num_samples: N.
-        num_clusters: K, a number or several: the prototype losses of all are averaged, batches and pairs go by the first. None: one for every 98
+        num_clusters: K; of several, the prototype losses of all are averaged, batches and pairs go by the first. None: one for every 98
             samples, the paper's proportion for CIFAR.
         contrast_weight, metric_weight, prototype_weight: α, β, γ; 0: that loss and the training of its head are left out.
         warmup_epochs: before the first prototypes; the paper has none.
