@@ -134,7 +134,7 @@ def test_only_the_released_gradient_keeps_the_temperature_up_before_anything_is_
     images, texts, ids = batch(0, list(range(64)), 16)
     found = {}
     for by_t in ("exact", "released"):
-        loss_fn = FastCLIP(64, 0.07, 6.5, 1.0, None, temperature_gradient=by_t)  # type: ignore[arg-type]
+        loss_fn = FastCLIP(64, 0.07, 6.5, 1.0, None, temperature_gradient=by_t)
         optimizer = torch.optim.Adam([{"params": loss_fn.temperature_parameters(), "lr": 0.05}])
         for _ in range(60):
             optimizer.zero_grad()
@@ -146,7 +146,7 @@ def test_only_the_released_gradient_keeps_the_temperature_up_before_anything_is_
 
 
 def test_individual_temperatures_have_the_exact_gradient_in_both() -> None:
-    one, other = (FastCLIP(10, individual_lr=0.01, temperature_gradient=by_t) for by_t in ("released", "exact"))  # type: ignore[arg-type]
+    one, other = (FastCLIP(10, individual_lr=0.01, temperature_gradient=by_t) for by_t in ("released", "exact"))
     for seed, ids in enumerate(BATCHES):
         assert torch.equal(one(*batch(seed, ids)), other(*batch(seed, ids)))
     assert torch.equal(one.image.temperatures, other.image.temperatures)
