@@ -64,8 +64,10 @@ class Pairs:
 
     def __post_init__(self) -> None:
         for name in ("ids", "candidate_ids", "groups", "candidate_groups"):
-            if getattr(self, name) is not None:
-                require_integers(name, getattr(self, name))
+            given = getattr(self, name)
+            if given is not None:
+                require_integers(name, given)
+                object.__setattr__(self, name, given.to(torch.int64))  # as an index, uint8 would be a mask
         num_anchors, num_candidates = len(self.anchors), len(self.candidates)
         if num_anchors != len(self.ids) * self.num_views:
             raise ValueError(

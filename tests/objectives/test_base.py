@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kinfolk.detectors import Oracle
 from kinfolk.frameworks import MoCo
 from kinfolk.objectives import CLIPLoss, LocalAggregation, NTXent, Objective, RelativeContrast, SogCLR
 from kinfolk.pairs import Pairs, two_views
@@ -37,8 +38,15 @@ def test_ids_that_are_no_integers_are_refused(name: str, dtype: torch.dtype) -> 
         LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids, ids.to(dtype)))
     with pytest.raises(ValueError, match=message):
         CLIPLoss()(z, z, ids.to(dtype))
-    for integer in (torch.uint8, torch.int32):
-        assert LOSSES[name].eval()(z, z, ids.to(integer)).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_ids_of_any_integer_type_are_the_same_ids(dtype: torch.dtype) -> None:
+    z, ids = torch.randn(4, 5), torch.tensor([3, 1, 0, 3])
+    loss_fn = NTXent(0.2, Oracle(torch.tensor([0, 1, 1, 0])))
+    assert torch.equal(loss_fn(z, -z, ids.to(dtype)), loss_fn(z, -z, ids))
+    given = [Pairs(z, z, -z.unsqueeze(1), each, each) for each in (ids.to(dtype), ids)]
+    assert torch.equal(loss_fn.on(given[0]), loss_fn.on(given[1]))
 
 
 @pytest.mark.parametrize("name", ["ntxent", "relative", "la"])
