@@ -29,16 +29,3 @@ def doubt_warmup(warmup_epochs: int, num_epochs: int, what: str) -> bool:
             stacklevel=3,
         )
     return doubtful
-
-
-def doubt_every(every: int, num_epochs: int) -> bool:
-    """Warns of clusterings so rare that there is only the one before the last epoch; whether it did. One epoch is a trial."""
-    doubtful = every >= num_epochs > 1
-    if doubtful:
-        warnings.warn(
-            f"`every` (={every}) is as long as the training (={num_epochs} epochs): the samples are clustered only before the last epoch; "
-            "choose a smaller `every`",
-            KinfolkWarning,
-            stacklevel=3,
-        )
-    return doubtful

@@ -73,9 +73,19 @@ def test_distance_to_the_own_centroid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 200])
 def test_the_last_epoch_of_a_linear_schedule_has_the_final_rate(num_epochs: int) -> None:
-    rates = [confidence.rate_at("linear", 0.8, epoch / num_epochs, num_epochs=num_epochs) for epoch in range(num_epochs)]
+    last = confidence.last_clustering(1, num_epochs)
+    rates = [confidence.rate_at("linear", 0.8, epoch / num_epochs, last=last) for epoch in range(num_epochs)]
     assert rates == pytest.approx([0.8 * epoch / (num_epochs - 1) for epoch in range(num_epochs)])
     assert rates[-1] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("every", "num_epochs", "first", "want"),
+    [(20, 1000, 0, 980), (20, 21, 0, 20), (3, 6, 1, 4), (2, 7, 3, 5), (20, 20, 0, 20), (1, 1, 0, 1)],
+)
+def test_when_the_last_clustering_is(every: int, num_epochs: int, first: int, want: int) -> None:
+    """At the end of the training, where none but that before the first epoch is made earlier."""
+    assert confidence.last_clustering(every, num_epochs, first) == want / num_epochs
 
 
 def test_without_ties_the_least_accepted_is_above_the_most_refused() -> None:

@@ -14,7 +14,6 @@ from torch.multiprocessing.spawn import spawn
 from kinfolk.actions import Action
 from kinfolk.detectors import IFND, StartAt
 from kinfolk.detectors.ifnd import usual_clusters
-from kinfolk.errors import KinfolkWarning
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
 from kinfolk.pairs import Block, Pairs
 from tests.detectors.blocks import block_of, mask, random_block
@@ -93,23 +92,15 @@ def test_when_it_is_due() -> None:
     assert detector.due(0)
 
 
-@pytest.mark.parametrize(("every", "want"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (4, [4, 6])])
+@pytest.mark.parametrize(("every", "want"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (4, [4]), (7, [])])
 def test_the_last_epoch_is_trained_with_the_final_rate(every: int, want: list[int]) -> None:
     detector = made(None, every=every, final_rate=0.9)
     detector.set_progress(0, 7)
     assert [epoch for epoch in range(7) if detector.due(epoch)] == want
-    assert detector.rate(6 / 7) == 0.9
+    assert [detector.rate(epoch / 7) for epoch in want[-1:]] == [0.9] * bool(want)
+    assert detector.rate(1.0) == 0.9
     assert detector.refreshed_at_end
     assert not made(None, final_rate=0.0).refreshed_at_end
-
-
-def test_rare_clusterings_are_warned_of_and_the_last_epoch_has_one() -> None:
-    detector = made(None, every=20)
-    with pytest.warns(KinfolkWarning, match=r"`every` \(=20\) is as long as the training \(=20 epochs\)"):
-        detector.set_progress(0, 20)
-    detector.set_progress(1, 20)  # once
-    assert [epoch for epoch in range(20) if detector.due(epoch)] == [19]
-    made(None).set_progress(0, 1)  # a training of one epoch is a trial
 
 
 def test_the_confidence_has_the_temperature_of_the_loss() -> None:

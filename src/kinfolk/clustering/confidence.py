@@ -32,20 +32,25 @@ def check_acceptance(schedule: Schedule, final_rate: float, confidence: Confiden
             raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
 
 
-def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, num_epochs: int = 1) -> float:
+def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0) -> float:
     """The share of samples that is accepted after the share `progress` of the training: `final_rate` from the beginning (constant), from
-    `step_at` on (step), or growing with the progress from 0 (linear).
+    `step_at` on (step), or growing with the progress from 0 to `final_rate` at the progress `last` (linear).
 
-    With "linear" the last of `num_epochs` epochs, which begins at the progress (E − 1) / E, has the final rate: epoch e, counted from 0,
-    has e / (E − 1) of it. With one epoch, or where their number is not known, it is as much of the final rate as there is progress.
+    `last` is that of the last clustering before an epoch, see `last_clustering`: the epochs after it are trained with the final rate.
 
     Example:
-        >>> [rate_at("linear", 1.0, epoch / 5, num_epochs=5) for epoch in range(6)]
+        >>> [rate_at("linear", 1.0, epoch / 5, last=last_clustering(1, 5)) for epoch in range(6)]
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    grown = progress * num_epochs / (num_epochs - 1) if num_epochs > 1 else progress
-    share = {"linear": min(max(grown, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
+    share = {"linear": min(max(progress / last, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
     return final_rate * share
+
+
+def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
+    """The progress at which the last of the clusterings before the epochs `first`, `first` + `every`, … is made; 1 where there is none but
+    that before the epoch 0."""
+    last = first + (num_epochs - 1 - first) // every * every
+    return last / num_epochs if last > 0 else 1.0
 
 
 def sample_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float) -> Tensor:

@@ -21,13 +21,13 @@ from kinfolk.clustering.confidence import (
     centroid_distance,
     check_acceptance,
     cluster_confidence,
+    last_clustering,
     rate_at,
     sample_confidence,
 )
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
 from kinfolk.detectors.same_label import SameLabel
-from kinfolk.doubts import doubt_every
 from kinfolk.pairs import Block, Roles
 from kinfolk.stores.collected import Collected
 
@@ -43,13 +43,14 @@ class IFND(Detector):
 
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
-    and the `rate` most confident labels are accepted: from 0 in the first epoch to `final_rate` in the last with "linear", `final_rate`
+    and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to `final_rate` in the last, `final_rate`
     from `step_at` of the training on with "step", `final_rate` with "constant". Of equally confident labels those nearer to their centroid
     are accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean over levels. Before the first
     refresh nothing is flagged: the loss is that without a detector, bit for bit.
 
-    In a training it is refreshed before every `every`-th epoch and before the last one, as far as the rate is above 0, and once more after
-    the last epoch, so that its labels describe the finished encoder. A training of one epoch with "linear" flags nothing.
+    In a training it is refreshed before every `every`-th epoch, as far as the rate is above 0, and once more after the last epoch, so that
+    its labels describe the finished encoder. With "linear" the last refresh before an epoch has the final rate. Nothing is flagged where
+    `every` is not below the number of epochs, as there is no epoch that such a refresh would come before.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -57,7 +58,7 @@ class IFND(Detector):
             for CIFAR-100.
         schedule, final_rate: how the accepted share grows, and to what.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
-        every: epochs between two refreshes; should be well below the number of epochs.
+        every: epochs between two refreshes; must be below the number of epochs, and should be well below.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
         source: "pass" embeds all samples without augmentation before an epoch; "bank" takes the mean over views of each sample's embedding
             as it was last computed in training, which costs nothing more. A sample that was not seen yet is kin of nobody.
@@ -72,8 +73,8 @@ class IFND(Detector):
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
 
     Deviates from the paper in: k-means on the projected embeddings by default (features in the paper), of unit norm; a warm start of
-    k-means, from fewer points; the rate of epoch e of E is e / (E − 1), where the paper has e / E and never trains with all labels;
-    no refresh where the rate is 0; see `docs/methods/ifnd.md`.
+    k-means, from fewer points; the rate reaches its final value, where the paper has e / E in epoch e of E and never trains with all
+    labels; no refresh where the rate is 0; see `docs/methods/ifnd.md`.
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
@@ -132,7 +133,7 @@ class IFND(Detector):
             warm_iterations=warm_iterations,
             points_per_cluster=points_per_cluster,
         )
-        self.loss_temperature, self._told = USUAL_TEMPERATURE, False
+        self.loss_temperature = USUAL_TEMPERATURE
         self.num_samples, self.num_clusters = num_samples, self.clusters.num_clusters
         self.collects = source == "bank"
         self.collected = Collected(num_samples) if self.collects else None
@@ -142,18 +143,14 @@ class IFND(Detector):
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
-        return rate_at(self.schedule, self.final_rate, progress, self.step_at, self.num_epochs)
+        return rate_at(self.schedule, self.final_rate, progress, self.step_at, last_clustering(self.every, self.num_epochs))
 
     def due(self, epoch: int) -> bool:
-        return (epoch % self.every == 0 or epoch == self.num_epochs - 1) and self.rate(epoch / self.num_epochs) > 0
+        return epoch % self.every == 0 and self.rate(epoch / self.num_epochs) > 0
 
     @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.rate(1.0) > 0
-
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self._told = self._told or doubt_every(self.every, num_epochs)
 
     def set_loss_temperature(self, temperature: float) -> None:
         self.loss_temperature = temperature

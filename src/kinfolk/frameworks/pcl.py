@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.actions import Action
-from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, rate_at
+from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, last_clustering, rate_at
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.base import Framework
@@ -46,7 +46,7 @@ class PCL(Framework):
         num_prototypes: negative prototypes drawn at each step and level; None: all.
         alpha, clip: of the concentration; see `concentration`.
         schedule, final_rate, confidence: which pseudo-labels are used: `final_rate` of them after the warm-up ("step" and "constant"), or
-            a share growing to that in the last epoch ("linear"), the most confident ones (see `Prototypes`). A sample that is not
+            a share growing to that at the last clustering ("linear"), the most confident ones (see `Prototypes`). A sample that is not
             accepted has no prototype term. The paper uses all, after a warm-up.
         warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: of the k-means; see `ClusterLabels`.
         detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
@@ -173,7 +173,8 @@ class PCL(Framework):
             if detector.due(self.epoch):
                 detector.refresh(features, progress)
         if self._clusters(self.epoch):
-            self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress, num_epochs=self.num_epochs))
+            last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
+            self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress, last=last))
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
@@ -181,5 +182,4 @@ class PCL(Framework):
         self.epoch, self.num_epochs = epoch, num_epochs
 
     def _clusters(self, epoch: int) -> bool:
-        last = self.schedule == "linear" and epoch == self.num_epochs - 1  # which has the final rate
-        return epoch >= self.warmup_epochs and (last or (epoch - self.warmup_epochs) % self.every == 0)
+        return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0
