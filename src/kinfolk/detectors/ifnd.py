@@ -49,8 +49,8 @@ class IFND(Detector):
     refresh nothing is flagged: the loss is that without a detector, bit for bit.
 
     In a training it is refreshed before every `every`-th epoch, as far as the rate is above 0, and once more after the last epoch, so that
-    its labels describe the finished encoder. With "linear" the last refresh before an epoch has the final rate. Nothing is flagged where
-    `every` is not below the number of epochs, as there is no epoch that such a refresh would come before.
+    its labels describe the finished encoder. With "linear" the last refresh before an epoch has the final rate. Where `every` is not
+    below the number of epochs, "linear" and "step" flag nothing: there is no epoch that such a refresh would come before.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -58,10 +58,10 @@ class IFND(Detector):
             for CIFAR-100.
         schedule, final_rate: how the accepted share grows, and to what.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
-        every: epochs between two refreshes; must be below the number of epochs, and should be well below.
+        every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
         source: "pass" embeds all samples without augmentation before an epoch; "bank" takes the mean over views of each sample's embedding
-            as it was last computed in training, which costs nothing more. A sample that was not seen yet is kin of nobody.
+            as it was last computed in training, which costs nothing more. A sample that was not seen yet has no kin.
         temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one temperature). The objective that is built with
             the detector sets it; a training takes a learned one as it is at the refresh; 0.2 without an objective.
         step_at: share of the training after which "step" accepts.
