@@ -39,7 +39,7 @@ def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: flo
     `last` is that of the last clustering before an epoch, see `last_clustering`: the epochs after it are trained with the final rate.
 
     Example:
-        >>> [rate_at("linear", 1.0, epoch / 5, last=last_clustering(1, 5)) for epoch in range(6)]
+        >>> [round(rate_at("linear", 1.0, epoch / 5, last=last_clustering(1, 5)), 2) for epoch in range(6)]
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     """
     share = {"linear": min(max(progress / last, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
