@@ -49,6 +49,17 @@ def tiny(data: Any, out: Path, **more: Any) -> Run:
     return train(data=data, out=out, **{"epochs": 1, "batch_size": 32, "progress": False, **more}, settings=settings)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_detector_that_will_flag_nothing_is_told_before_the_first_step(pictures: Path, tmp_path: Path, epochs: int) -> None:
+    run = tiny(pictures, tmp_path / "run", epochs=epochs, method="simclr+fnc", settings={"detector.start_epoch": 1})
+    lines = run.log.read_text(encoding="utf-8").splitlines()
+    told = [line for line in lines if "simclr+fnc will flag nothing" in line]
+    assert len(told) == (epochs == 1)
+    if told:
+        assert "WARNING" in told[0]
+        assert lines.index(told[0]) < next(number for number, line in enumerate(lines) if "epoch 1/1" in line)
+
+
 def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     run = tiny(pictures, tmp_path / "run", epochs=2, method="simclr+oracle", seed=3)

@@ -52,8 +52,8 @@ class RCL(SupportFramework):
         warmup_epochs: before the first clustering.
         radii, min_samples: of DBSCAN; merge_similarity, parts, rule, max_units, feature_momentum: of the refinement; see
             `Hierarchy`.
-        num_clusters: of k-means for the criteria 2 … H, falling; None: N/5 of the last, and twice as many of each before it, the paper's
-            proportions for H = 4.
+        num_clusters: of k-means for the criteria 2 … H, falling (the paper prints the last first); None: N/5 at the last and twice as many
+            at each before it, the paper's proportions for H = 4; with H > 4, ⅘ N at the second and half as many at each after it.
         every: epochs between two offline clusterings.
         cluster_seed: of k-means.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrast`. The detector speaks of the negatives

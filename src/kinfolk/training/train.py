@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from kinfolk.data.sources import Source
+from kinfolk.doubts import doubt_silence
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
@@ -108,6 +109,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     with held_warnings() as doubts:
         framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
         framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
+        doubt_silence(config.method, framework.silent_reason())
     framework.know(None if images.groups is None else images.groups[: images.num_train])
     views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
