@@ -40,6 +40,7 @@ FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "cmc": {"num_negatives": 20},
     "la": {"num_background": 8, "num_clusters": 3, "num_clusterings": 2, "warmup_epochs": WARMUP},
     "pcl": {"queue_size": 20, "num_clusters": (3, 6), "warmup_epochs": WARMUP},
+    "mocov3": {"predictor_size": 8},
     "nnclr": {"queue_size": 20, "predictor_size": 8},
     "rcl": {"queue_size": 20, "predictor_size": 8, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
     "spcl": {"num_clusters": (3,), "warmup_epochs": WARMUP},

@@ -16,7 +16,7 @@ from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.momentum import MomentumCopy
+from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
@@ -38,6 +38,7 @@ class MoCo(Framework):
         num_samples: N; a queue that is not smaller is warned of.
         queue_size: Q.
         momentum: m of the copy.
+        momentum_schedule: "constant", or "cosine": m rises to 1, as BYOL's; see `MomentumCopy`.
         symmetric: both views are queries and both are keys; the loss is the mean over both directions, and both keys enter the queue.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
@@ -64,13 +65,14 @@ class MoCo(Framework):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        momentum_schedule: MomentumSchedule = "constant",
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
         doubt_queue(queue_size, num_samples)
         self.symmetric = symmetric
-        self.slow = MomentumCopy(encoder, head, momentum)
+        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self.queue = Queue(queue_size, embedding_size(encoder, head))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -89,3 +91,7 @@ class MoCo(Framework):
 
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)
