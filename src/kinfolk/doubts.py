@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from kinfolk.errors import KinfolkWarning
 
@@ -39,3 +40,10 @@ def doubt_silence(method: str, reason: str | None) -> None:
             KinfolkWarning,
             stacklevel=3,
         )
+
+
+def doubt_dropped(own: str, method: str, dropped: Sequence[str]) -> None:
+    """Tells which settings of a recipe do not apply to another method than its own."""
+    if dropped:
+        settings = ", ".join(f"`{name}`" for name in dropped)
+        warnings.warn(f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}", KinfolkWarning, stacklevel=3)
