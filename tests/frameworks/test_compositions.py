@@ -89,7 +89,7 @@ def life(framework: Framework, epochs: int = EPOCHS) -> Iterator[Epoch]:
         order = torch.randperm(NUM_SAMPLES, generator=draw) if order is None else order
         lived = Epoch(due, [], 0, False)
         dropped.clear()
-        for ids in order.split(BATCH):
+        for ids in torch.split(order, BATCH):
             framework.set_progress(epoch, epochs)
             views = images[ids] + 0.2 * torch.randn(framework.num_views, len(ids), 3, 2, 2, generator=draw)
             texts = {}

@@ -15,7 +15,7 @@ from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
-from kinfolk.models.heads import embedding_size, prediction_head
+from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import unit
 from kinfolk.pairs import Pairs
@@ -61,7 +61,8 @@ class MoCoV3(Framework):
         block_rows: int | None = None,
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
-        self.predictor = prediction_head(embedding_size(encoder, head), predictor_size)
+        size = embedding_size(encoder, head)
+        self.predictor = projection_head(size, predictor_size, size, last_norm=True, last_affine=False)
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self._stats = Stats.empty()
 

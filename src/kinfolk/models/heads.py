@@ -6,7 +6,7 @@
 | MoCo v2 | `projection_head(f, f, 128, norm=False)` |
 | MoCo v1, instance discrimination | `projection_head(f, f, 128, layers=1)` |
 | BYOL | `projection_head(f, 4096, 256)` and `prediction_head(256, 4096)` |
-| MoCo v3 | `projection_head(f, 4096, 256, last_norm=True, last_affine=False)` and `prediction_head(256, 4096)` |
+| MoCo v3 | `projection_head(f, 4096, 256, last_norm=True, last_affine=False)`, and as predictor the same with f = 256 |
 | SimSiam | `projection_head(f, 2048, 2048, layers=3, last_norm=True, last_affine=False)` and `prediction_head(2048, 512)` |
 | NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)` and `prediction_head(256, 4096)` |
 """
@@ -58,7 +58,7 @@ def projection_head(
 def prediction_head(
     size: int, hidden_size: int, out_size: int | None = None, *, layers: int = 2, norm: bool = True, bias: bool | None = None
 ) -> nn.Sequential:
-    """The predictor of BYOL, SimSiam, MoCo v3, NNCLR and RCL: (B, size) → (B, out_size), by default of the same size."""
+    """The predictor of BYOL, SimSiam, NNCLR and RCL: (B, size) → (B, out_size), by default of the same size."""
     return projection_head(size, hidden_size, size if out_size is None else out_size, layers=layers, norm=norm, bias=bias)
 
 
