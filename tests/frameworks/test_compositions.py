@@ -142,6 +142,9 @@ def test_every_composition_lives(name: str) -> None:
     assert losses[-1].mean() != losses[0].mean()
     assert not [key for key, value in framework.named_parameters() if key in before and torch.equal(value, before[key])]
     assert all(value.isfinite().all() for value in framework.parameters())
+    images = torch.randn(5, 3, 2, 2)
+    assert framework.features(images).shape == (5, 16)
+    torch.testing.assert_close(framework.embed(images).norm(dim=1), torch.ones(5))
     detector = "neighbours" if name == "la" else method.detector
     for epoch in epochs[:WARMUP]:
         assert not epoch.flagged
