@@ -202,3 +202,10 @@ def test_every_kind_of_framework_lives(framework: str, arguments: dict[str, Any]
     epochs = list(life(made(f"{framework}+{detector}", arguments)))
     assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
     assert all(epoch.dropped if detector == "cave" else epoch.flagged for epoch in epochs[WARMUP:])
+
+
+@pytest.mark.parametrize(("warmup", "start", "update_from"), [(1, 3, None), (3, 1, None), (1, 3, 2)])
+def test_a_hierarchy_with_a_late_start_flags_from_the_later_of_both(warmup: int, start: int, update_from: int | None) -> None:
+    arguments = {"warmup_epochs": warmup, "start_epoch": start, "update_from": update_from}
+    epochs = list(life(made("simclr+hierarchy", detector_args=arguments)))
+    assert [epoch.flagged > 0 for epoch in epochs] == [False, False, False, True, True]
