@@ -35,11 +35,7 @@ def doubt_warmup(warmup_epochs: int, num_epochs: int, what: str) -> bool:
 def doubt_silence(method: str, reason: str | None) -> None:
     """Warns of a detector that can flag nothing in this training, so that the method is the framework alone."""
     if reason is not None:
-        warnings.warn(
-            f"{method} will flag nothing in this training, which is then one of {method.partition('+')[0]} alone: {reason}",
-            KinfolkWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"the detector of {method} will flag nothing in this training: {reason}", KinfolkWarning, stacklevel=3)
 
 
 def doubt_dropped(own: str, method: str, dropped: Sequence[str]) -> None:

@@ -176,3 +176,16 @@ def test_what_is_wrong_is_named() -> None:
         Hierarchy(3, 3, merge_similarity=0.5).start(torch.tensor([[0, 1, 2], [0, 0, 1], [0, 1, 1]]))
     with pytest.raises(RuntimeError, match="use the same data set and levels"):
         Hierarchy(4, 2, merge_similarity=0.5).load_state_dict(hierarchy.state_dict())
+
+
+def test_mixed_precision_around_an_update_changes_nothing() -> None:
+    one, other = (Hierarchy(40, levels=3, merge_similarity=(0.9, 0.7)) for _ in range(2))
+    for step in range(3):
+        g = torch.Generator().manual_seed(step)
+        ids, rows = torch.randperm(40, generator=g)[:20], torch.randn(4, 6, generator=g)[torch.arange(20) % 4]
+        rows = rows + 0.3 * torch.randn(20, 6, generator=g)
+        one.update(ids, rows)
+        with torch.autocast("cpu", torch.bfloat16):
+            other.update(ids, rows)
+    assert torch.equal(one.labels, other.labels)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())

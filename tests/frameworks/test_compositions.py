@@ -69,8 +69,8 @@ def made(name: str, framework_args: dict[str, Any] | None = None, detector_args:
     return build(method, encoder, head, context, own, detector)
 
 
-def life(framework: Framework, epochs: int = EPOCHS) -> Iterator[Epoch]:
-    """Trains on three separate classes; yields after each epoch."""
+def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Iterator[Epoch]:
+    """Trains on three separate classes; yields after each epoch. `mixed`: in bfloat16 where torch's autocast has it."""
     draw = torch.Generator().manual_seed(1)
     images = 3 * torch.randn(NUM_CLASSES, 3, 2, 2, generator=draw)[torch.arange(NUM_SAMPLES) % NUM_CLASSES]
     images += 0.5 * torch.randn(images.shape, generator=draw)
@@ -96,7 +96,8 @@ def life(framework: Framework, epochs: int = EPOCHS) -> Iterator[Epoch]:
             if "text" in framework.modalities:
                 texts = {"tokens": torch.randint(4, (len(ids), 5), generator=draw) + 4 * (ids % 3).unsqueeze(1), "groups": ids // 2}
             optimizer.zero_grad()
-            loss = framework(views, ids, **texts)
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                loss = framework(views, ids, **texts)
             loss.backward()
             optimizer.step()
             framework.after_step()
@@ -153,6 +154,14 @@ def test_every_composition_lives(name: str) -> None:
         assert (epoch.dropped if detector == "cave" else epoch.flagged > 0) is (detector is not None), f"epoch {number}"
     clustered = detector in ("cave", "ifnd", "neighbours") or method.framework in ("pcl", "spcl")
     assert sum(epoch.refreshed for epoch in epochs[WARMUP:]) >= (2 if clustered else detector == "hierarchy")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("detector", ["glofnd", "ifnd", "hierarchy", "ring"])
+def test_every_framework_lives_in_mixed_precision(framework: str, detector: str) -> None:
+    epochs = list(life(made(f"{framework}+{detector}:reweight"), mixed=True))
+    assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
+    assert all(epoch.flagged for epoch in epochs[WARMUP:])
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

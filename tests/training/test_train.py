@@ -257,13 +257,13 @@ def test_a_queue_as_large_as_the_data_is_warned_of_in_one_line(pictures: Path, t
     assert "WARNING" not in run.log.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("method", ["pcl", "la"])
-def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "advice"), [("pcl", "choose a shorter warm-up"), ("la", "of 2; start it earlier")])
+def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, advice: str, pictures: Path, tmp_path: Path) -> None:
     settings = {"framework.warmup_epochs": 2, **({"framework.queue_size": 0} if method == "pcl" else {})}
     run = tiny(pictures, tmp_path / "run", method=method, epochs=2, settings=settings)
     lines = [line for line in run.log.read_text(encoding="utf-8").splitlines() if "WARNING" in line]
     assert len(lines) == 1
-    assert lines[0].endswith("choose a shorter warm-up")
+    assert lines[0].endswith(advice)
 
 
 def test_refused_files_are_listed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
