@@ -101,6 +101,11 @@ class Detector(nn.Module, ABC):
         collects its own; `progress` in [0, 1] of the training."""
         raise NotImplementedError(f"{type(self).__name__} is never due")
 
+    def silent_reason(self) -> str | None:
+        """Why this detector can neither flag nor drop anything in a training of `num_epochs` epochs, as `set_progress` set them; None: it
+        can. Training warns before the first step. Default: None."""
+        return None
+
     def hear(self, name: str, value: float) -> None:
         """Is told a figure of the training; only those it `hears`. The same on all ranks."""
         raise NotImplementedError(f"{type(self).__name__} hears nothing")

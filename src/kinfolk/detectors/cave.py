@@ -80,6 +80,10 @@ class Cave(Detector):
         alone_R1 = ~member_RC.any(1, keepdim=True)
         return Found((Roles(drop_RC=member_RC.logical_or_(alone_R1).logical_not_()),))
 
+    def silent_reason(self) -> str | None:
+        one = 1 in self.clusters.num_clusters
+        return "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more clusters" if one else None
+
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
 

@@ -69,6 +69,9 @@ class Known(Detector):
         candidate_M = block.sim_RC[row_M, col_M] > -torch.inf  # what shares the anchor's group is its own, never kin
         return Found((Roles(kin=(row_M[candidate_M], col_M[candidate_M])),))
 
+    def silent_reason(self) -> str | None:
+        return None if len(self.kin_P) else "`pairs` lists no pair of two different samples; give the pairs of these samples"
+
     def __repr__(self) -> str:
         return f"Known({self.num_samples}, pairs=<{len(self.kin_P)} pairs>, symmetric={self.symmetric})"
 

@@ -52,6 +52,10 @@ class Oracle(Detector):
         col_C = col_C.where(col_C >= 0, torch.iinfo(torch.int64).min)  # equal to no row, known or unknown
         return Found((Roles(kin_RC=row_R.unsqueeze(1) == col_C),))
 
+    def silent_reason(self) -> str | None:
+        shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
+        return None if shared else "no two samples have the same known label; use data with labels of classes"
+
     def _of(self, ids: Tensor) -> Tensor:
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= len(self.labels):

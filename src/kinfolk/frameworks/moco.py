@@ -16,7 +16,7 @@ from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.momentum import MomentumCopy
+from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
@@ -42,6 +42,7 @@ class MoCo(Framework):
         momentum: m of the copy.
         cluster_encoder: whose features a detector that clusters all samples is given, where it does not collect its own: those of the
             "query" encoder, which is the one that is evaluated, or of the "momentum" encoder, as in the published code of PCL.
+        momentum_schedule: "constant", or "cosine": m rises to 1, as BYOL's; see `MomentumCopy`.
         symmetric: both views are queries and both are keys; the loss is the mean over both directions, and both keys enter the queue.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
@@ -69,6 +70,7 @@ class MoCo(Framework):
         kin_weight: float = 0.5,
         block_rows: int | None = None,
         cluster_encoder: ClusterEncoder = "query",
+        momentum_schedule: MomentumSchedule = "constant",
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
         if queue_size < 1:
@@ -77,7 +79,7 @@ class MoCo(Framework):
         if cluster_encoder not in get_args(ClusterEncoder):
             raise ValueError(f"`cluster_encoder` (={cluster_encoder!r}) must be one of {', '.join(get_args(ClusterEncoder))}")
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
-        self.slow = MomentumCopy(encoder, head, momentum)
+        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self.queue = Queue(queue_size, embedding_size(encoder, head))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -100,3 +102,7 @@ class MoCo(Framework):
 
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)

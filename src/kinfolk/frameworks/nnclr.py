@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
+from kinfolk.frameworks.momentum import MomentumSchedule
 from kinfolk.frameworks.retrieval import nearest
 from kinfolk.frameworks.support import SupportFramework
 from kinfolk.objectives import RelativeContrast
@@ -31,6 +32,7 @@ class NNCLR(SupportFramework):
         num_samples: N; a queue that is not smaller is warned of.
         queue_size: S, places of the support queue.
         momentum: m of the keys' encoder; 0: the queries' own, as in the paper.
+        momentum_schedule: "constant", or "cosine": m rises to 1, as BYOL's; see `MomentumCopy`.
         predictor_size: width of the predictor's hidden layer.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrast`.
 
@@ -58,9 +60,10 @@ class NNCLR(SupportFramework):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        momentum_schedule: MomentumSchedule = "constant",
     ) -> None:
         objective = RelativeContrast(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
-        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, 1, predictor_size)
+        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, 1, predictor_size, momentum_schedule)
 
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
         return nearest_keys(keys, ids, support, support_ids)
