@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.clustering.kmeans import Clusters, check, kmeans
+from kinfolk.stores.exact import Exact
 
 
-class ClusterLabels(nn.Module):
+class ClusterLabels(Exact):
     """Labels and centroids of L clusterings of all samples, refreshed as a whole; the same on all ranks.
 
     Args:
