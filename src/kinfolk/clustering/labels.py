@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfolk.clustering.kmeans import Clusters, check, kmeans
-from kinfolk.stores.exact import Exact
 
 
-class ClusterLabels(Exact):
+class ClusterLabels(nn.Module):
     """Labels and centroids of L clusterings of all samples, refreshed as a whole; the same on all ranks.
 
     Args:

@@ -93,7 +93,7 @@ class GloFND(Detector):
     @property
     def thresholds(self) -> Tensor:
         """(N,) λ of each sample."""
-        state = {name: rows for name, rows in self.store.named_buffers()}
+        state = dict(self.store.named_buffers())
         return self._in_use(state).expand(self.num_samples)
 
     @torch.no_grad()

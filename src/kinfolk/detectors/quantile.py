@@ -7,11 +7,11 @@
     tracking  counts at a level u and follows the quantile in units of the mean excess β above it; no constant has the unit of a
               similarity, so a shift and a stretch of all similarities shift and stretch λ. A visit, in this order:
 
-    1. μ and σ, running mean and standard deviation of the similarities: μ ← μ + w (mean − μ), w = max(1/visits, 1/16), and λ moves with μ.
+    1. μ and σ, running mean and standard deviation of the similarities: μ ← μ + w (mean − μ), w = max(1/visits, ⅛), and λ moves with μ.
        Where the mean is off by more than max(½, 6/√n) σ (a jump), w = 1 and at most two of the past visits count from here on.
     2. The level. m = max(αn, 1) similarities are expected above u = λ + cβ − β log(m/αn). With αn ≥ 1, u is the threshold itself; below,
        there would be next to nothing to count, so the count is taken lower and the exponential tail of scale β leads from u to λ.
-    3. The step. With ρ = number above u / m, x = sum of their excess / m, and the weight a = m / (m + min(m·visits, 32) + 1),
+    3. The step. With ρ = number above u / m, x = sum of their excess / m, and the weight a = m / (m + min(m·visits, 16) + 1),
            D = 1 + a (ρ − 1)                      the relative share above u when the visit is mixed in
            β ← ((1 − a) β + a x) / D              the mean excess, pooled
            u ← u + max(β, β₀/2) log D             where the exponential has the wanted share again; β₀ is a normal distribution's
@@ -28,6 +28,7 @@ Dimension key: R rows of a block, C candidates, S sampled candidates, b samples,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-_EVIDENCE, _PRIOR, _SLOWEST = 32.0, 1.0, 1 / 16
+_EVIDENCE, _PRIOR, _SLOWEST = 16.0, 1.0, 1 / 8
 _JUMP, _DEVIATIONS, _KEPT = 0.5, 6.0, 2
 _WINDOW, _RATE, _KAPPA, _FARTHEST = 1000.0, 0.2, 0.1, 2.0
 _MEDIAN = math.exp(-0.5772156649015329)  # the largest of n lies where about this share of one is above
@@ -117,11 +118,11 @@ def tracking_step(state: State, visit: Visit, alpha: Tensor, drift: Tensor) -> t
     tail = pooled.where(ratio > 0, state["tail"])
     step = torch.maximum(tail, state["spread"] * normal_excess(share) / 2) * mixed.log()
     threshold = counting_level(state, visit.n, alpha, drift) + step + tail * (share / alpha).log()
-    stored = threshold - (1 - _KAPPA) * _drifting(state, drift) * tail
+    stored = threshold - (1 - _KAPPA) * drift * tail
     return {**state, "threshold": stored, "tail": tail, "visits": state["visits"] + 1}, threshold
 
 
-def in_use(state: State, drift: Tensor) -> Tensor:
+def in_use(state: Mapping[str, Tensor], drift: Tensor) -> Tensor:
     """(b,) the thresholds that stored ones stand for, with the common drift."""
     return state["threshold"] + (1 - _KAPPA) * drift * state["tail"]
 
@@ -140,7 +141,8 @@ def expected_above(n: Tensor, alpha: Tensor) -> Tensor:
 
 def normal_level(share: Tensor) -> Tensor:
     """What the share of a standard normal distribution lies above."""
-    return -torch.special.ndtri(share)
+    below: Tensor = torch.special.ndtri(share)
+    return -below
 
 
 def normal_excess(share: Tensor) -> Tensor:
