@@ -2,8 +2,7 @@
 
 For every block of anchors it computes the similarities to all candidates, asks the detector who is kin, applies the action, takes the
 log-sum-exp over the kept negatives, lets the objective turn a few numbers per row into loss and derivatives, and adds this block's
-share of the gradient — three matrix products in all; a detector that surveys the batch first costs a fourth. No A × C matrix outlives
-its block.
+share of the gradient — three matrix products in all. No A × C matrix outlives its block.
 
     lse_i = log Σ_j w_ij exp(s_ij / t),   p_ij = w_ij exp(s_ij / t − lse_i),   ∂lse_i/∂s_ij = p_ij / t
 
@@ -131,8 +130,6 @@ class Contrast:
     def run(self, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss summed over this rank's anchors and divided by all ranks', and its gradient by the three inputs and the temperature."""
         num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
-        if self.detector is not None and self.detector.surveys:
-            self._survey(self.detector, anchors_AD, candidates_CD)
         total, counts = anchors_AD.new_zeros(()), torch.zeros(COUNTED, dtype=torch.int64, device=anchors_AD.device)
         moving = self.with_gradient and self.pairs.candidates.requires_grad  # a queue or a bank is not
         wanted = ((anchors_AD, self.with_gradient), (candidates_CD, moving), (own_AP, self.with_gradient))
@@ -231,10 +228,6 @@ class Contrast:
             negatives_R = num_candidates - torch.bincount(own[0], minlength=len(sim_RC))
             spare = self.scratch("spare", 2, min(sim_RC.numel(), CACHED), anchors_AD)
             yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R, spare), own
-
-    def _survey(self, detector: Detector, anchors_AD: Tensor, candidates_CD: Tensor) -> None:
-        measured = torch.cat([detector.survey(block) for _, block, _ in self._blocks(anchors_AD, candidates_CD)])
-        detector.settle(measured if self.sizes is None else distributed.gather_rows(measured, self.sizes))
 
 
 class _Function(torch.autograd.Function):

@@ -51,8 +51,6 @@ def dropped(roles: Roles, block: Block) -> Tensor:
 
 def step(detector: Detector, block: Block) -> Tensor:
     """One training step on a batch of one block, as the engine does it: (R, C) who was flagged."""
-    if detector.surveys:
-        detector.settle(detector.survey(block))
     found = detector.find(block)
     if detector.training and found.update:
         detector.observe(block.ids, found.update)

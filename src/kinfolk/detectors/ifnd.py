@@ -216,7 +216,7 @@ class IFND(Detector):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IFND:
         before = self.confidence
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.confidence = before.to(self.confidence.device)  # a cast meant for weights does not concern it
         self._changed()
         return self
