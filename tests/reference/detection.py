@@ -95,7 +95,7 @@ class Tracked:
         self.used = self.value + self.tail * (0.0 if fresh else drift)
         peaks = [s - self.used for s in negatives if s > self.used]
         expected = alpha * n
-        trust = expected / (expected + min(expected * self.visits, 5 * min(1.0, expected)) + 1)
+        trust = expected / (expected + min(expected * self.visits, 5 * min(1.0, expected)) + min(1.0, expected))
         change = trust * (len(peaks) / expected - 1)
         self.value = self.used + max(self.tail, self.spread * _excess(share) / 2) * (change if change < 1 else 1 + math.log(change))
         if peaks:

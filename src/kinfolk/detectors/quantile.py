@@ -13,7 +13,7 @@
     2. Flagged is what lies above the level u = λ + cβ. The count of this very visit must not move the level first: where few are expected,
        a sample would lower it whenever nothing is above, raise it whenever something is, and flag too little.
     3. The step. With m = αn expected above u, ρ = number / m, x = sum of their excess / m, and the weight of this visit
-       a = m / (m + e + 1), where the evidence e of the visits before is at most 5 and at most 5m,
+       a = m / (m + e + min(1, m)), where the evidence e of the visits before is at most 5 and at most 5m,
            λ ← u + max(β, β₀/2) g(a (ρ − 1))      g(y) = y, but 1 + log y above 1; β₀ is a normal distribution's
            β ← ((1 − a) β + a x) / (1 + a (ρ − 1))     the mean excess, pooled, where any is above
        Steps up and down cancel only where the mean of ρ is 1, so over many visits the share flagged is α whatever the distribution.
@@ -38,7 +38,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-_EVIDENCE, _PRIOR, _SLOWEST, _SPREAD_WINDOW = 5.0, 1.0, 1 / 8, 4096
+_EVIDENCE, _SLOWEST, _SPREAD_WINDOW = 5.0, 1 / 8, 4096
 _JUMP, _DEVIATIONS, _KEPT = 0.5, 6.0, 2
 _WINDOW, _RATE, _KAPPA, _FARTHEST = 1000.0, 0.2, 0.1, 2.0
 _MEDIAN = math.exp(-0.5772156649015329)  # the largest of n lies where about this share of one is above
@@ -116,7 +116,7 @@ def tracking_step(state: State, visit: Visit, alpha: Tensor, drift: Tensor) -> S
     """Step 3: the new state. The state is that of `moved`, and `visit` was counted at its `level_of`."""
     expected, ratio = alpha * visit.n, visit.share / alpha
     evidence = torch.minimum(expected * state["visits"], _EVIDENCE * expected.clamp(max=1))
-    trust = expected / (expected + evidence + _PRIOR)
+    trust = expected / (expected + evidence + expected.clamp(max=1))
     change = trust * (ratio - 1)
     scale = torch.maximum(state["tail"], state["spread"] * normal_excess(_at_least_one(alpha, visit.n)) / 2)
     threshold = level_of(state, drift) + scale * torch.where(change < 1, change, 1 + change.clamp(min=1).log())
