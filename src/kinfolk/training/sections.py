@@ -108,6 +108,11 @@ class TrainerConfig(Section):
     num_nodes: int = Field(default=1, ge=1)
     strategy: str = "auto"
     accumulate: int = Field(default=1, ge=1, description="batches for each optimiser step; adds no negatives")
+    chunk_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="samples of a device whose activations are held at a time (GradCache); the loss sees the whole batch",
+    )
     channels_last: bool = True
     sync_batchnorm: bool = False
     gradient_clip: float | None = Field(default=None, gt=0)

@@ -99,7 +99,10 @@ def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str
     if refused is not None:
         LOG.warning("%s", refused)
     if config.trainer.accumulate > 1:
-        LOG.info("gradients of %d batches are accumulated for each step; this adds no negatives", config.trainer.accumulate)
+        LOG.info(
+            "gradients of %d batches are accumulated for each step; this adds no negatives (`trainer.chunk_size` with a larger batch does)",
+            config.trainer.accumulate,
+        )
     if state is not None:
         LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
     where = f"{config.trainer.accelerator} × {num_processes(config)}, {config.trainer.precision}"

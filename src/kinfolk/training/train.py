@@ -131,6 +131,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             seed=config.seed,
             channels_last=config.trainer.channels_last,
             text=text,
+            chunk_size=config.trainer.chunk_size,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
