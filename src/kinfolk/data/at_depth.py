@@ -50,6 +50,9 @@ class AtDepth(Source):
     def keep(self, folder: str | Path) -> None:
         self._source.keep(folder)
 
+    def release(self) -> None:
+        self._source.release()
+
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
     """The names of the source's classes: its own, or the numbers of its labels. CIFAR-100's numbers stand for its names, in their

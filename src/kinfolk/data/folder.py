@@ -71,6 +71,9 @@ class FileSource(Source):
             return None
         return found.st_size, found.st_mtime_ns
 
+    def release(self) -> None:
+        self._items, self._paths = [], []
+
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.

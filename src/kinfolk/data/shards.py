@@ -61,6 +61,9 @@ class ShardSource(Source):
     def keep(self, folder: str | Path) -> None:
         self._index.keep(folder)
 
+    def release(self) -> None:
+        self._items, self._places = [], []
+
 
 def find_shards(path: Path) -> dict[str, list[Path]]:
     """The archives of each split: a single `.tar`; or those of a folder, or of its `train/`, `test/` …, if it holds no images besides."""

@@ -79,6 +79,9 @@ class Source(ABC):
     def keep(self, folder: str | Path) -> None:  # noqa: B027
         """Leaves in a cache folder what would spare the next opening some work. Default: nothing."""
 
+    def release(self) -> None:  # noqa: B027
+        """Forgets its items: the table of samples has taken their place, and a training lasts. Default: nothing."""
+
 
 def open_source(
     spec: object,

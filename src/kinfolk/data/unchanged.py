@@ -42,13 +42,14 @@ def content_change(samples: Samples, source: Source, order: Sequence[int]) -> st
     for row, index in enumerate(order):
         if items[index].same_as is not None:
             continue
-        key, status = samples.keys[row], source.stat(index)
+        status = source.stat(index)
+        if status is not None and times[row] != 0 and status == (sizes[row], times[row]):
+            continue
+        key = samples.keys[row]
         if status is None and source.path(index) is not None:
             return f"sample {row} ({shown(key)}) is missing now"
         if status is not None and status[0] != sizes[row]:
             return value_difference(row, key, "bytes", sizes[row], status[0])
-        if status is not None and times[row] != 0 and status[1] == times[row]:
-            continue
         try:
             now = digest(source.load(index))
         except Exception as error:  # a Dataset may raise anything
