@@ -20,6 +20,7 @@ from kinfolk.errors import KinfolkError
 
 Ints = npt.NDArray[np.int64]
 _CLASSES = b"kinfolk.classes"
+_ARCHIVES = b"kinfolk.archives"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,24 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
+class Places:
+    """Where the images of streamed data lie.
+
+    Args:
+        archives: the shards, or the folder whose files the keys name.
+        archive: (N,) which of them; −1: the file that the key names, below the first of them.
+        offsets: (N,) of the image within the shard; its length is the sample's `size_bytes`.
+    """
+
+    archives: list[str]
+    archive: Ints
+    offsets: Ints
+
+    def __getitem__(self, rows: Ints) -> Places:
+        return Places(self.archives, self.archive[rows], self.offsets[rows])
+
+
+@dataclass(frozen=True, eq=False)
 class Samples:
     """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` − 1.
 
@@ -58,6 +77,7 @@ class Samples:
         digests: of the raw bytes, 16 hexadecimal digits.
         captions, groups: where the source has them. A caption is a text, or a tuple where samples have several.
         group_ids: (N,) known positives: samples with one group id share an image, a caption or a group; see `groups.py`.
+        places: where each image lies, of data that is streamed.
         file: which the columns are mapped from, if they are.
     """
 
@@ -74,6 +94,7 @@ class Samples:
     captions: Sequence[Caption | None] | None = None
     groups: Sequence[str | None] | None = None
     group_ids: Ints | None = None
+    places: Places | None = None
     file: Path | None = None
 
     def __len__(self) -> int:
@@ -113,6 +134,14 @@ class Samples:
         if isinstance(self.splits, TextColumn):
             return self.splits.rows_of(split)
         return np.array([row for row, name in enumerate(self.splits) if name == split], dtype=np.int64)
+
+    def at(self, rows: Ints) -> Samples:
+        """The samples at `rows`, with ids of their own."""
+        return replace(self._take(rows), ids=np.arange(len(rows)))
+
+    def numbered(self, group_ids: Ints) -> Samples:
+        """The same samples with these groups."""
+        return replace(self, group_ids=group_ids, file=None)
 
     def first_difference(self, other: Samples) -> str | None:
         """A sentence that names the first difference from `other` (the present state), or None. `modified_ns` is not compared."""
@@ -204,14 +233,21 @@ class Samples:
         columns |= {
             name: TextColumn.of(texts).array for name, texts in (("caption", self.captions), ("group", self.groups)) if texts is not None
         }
-        classes = None if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
-        return pa.table(columns).replace_schema_metadata(classes)
+        told = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
+        if self.places is not None:
+            columns |= {"archive": _narrow(self.places.archive), "offset": _narrow(self.places.offsets)}
+            told[_ARCHIVES] = json.dumps(self.places.archives).encode()
+        return pa.table(columns).replace_schema_metadata(told or None)
 
     @classmethod
     def _of_table(cls, table: Any) -> Samples:
         column = {name: table[name] for name in table.column_names}
         labels = column.get("label")
-        classes = (table.schema.metadata or {}).get(_CLASSES)
+        told = table.schema.metadata or {}
+        classes = told.get(_CLASSES)
+        places = None
+        if _ARCHIVES in told:
+            places = Places(json.loads(told[_ARCHIVES]), _numbers(column["archive"]), _numbers(column["offset"]))
 
         def texts(name: str) -> TextColumn | None:
             return TextColumn(_one_chunk(column[name])) if name in column else None
@@ -228,6 +264,7 @@ class Samples:
             captions=texts("caption"),
             groups=texts("group"),
             group_ids=_numbers(column["group_id"]) if "group_id" in column else None,
+            places=places,
         )
 
     def _take(self, rows: Sequence[int] | Ints) -> Samples:
@@ -239,13 +276,15 @@ class Samples:
         for name in ("labels", "group_ids"):
             numbers = getattr(self, name)
             taken[name] = None if numbers is None else numbers[index]
-        return replace(self, **taken, file=None)
+        return replace(self, **taken, places=None if self.places is None else self.places[index], file=None)
 
 
 def _strings(values: Sequence[Any]) -> Any:
     """A column of plain strings, or lists of them, as other programs read it."""
     import pyarrow as pa
 
+    if isinstance(values, TextColumn) and pa.types.is_string(values.array.type):
+        return values.array
     several = any(isinstance(value, tuple) for value in values)
     return pa.array(list(values), pa.list_(pa.string()) if several else pa.string())
 

@@ -12,7 +12,7 @@ from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Item, Source
 from kinfolk.errors import KinfolkError
 
-_SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
+SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 
 def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()) -> None:
@@ -32,7 +32,7 @@ def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[st
 
 def arrange(items: Sequence[Item]) -> list[int]:
     """The order of ids: training first, then "val", "test" and others by name; within a split the order of the source."""
-    return sorted(range(len(items)), key=lambda index: (_SPLIT_RANK.get(items[index].split, 3), items[index].split))
+    return sorted(range(len(items)), key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split))
 
 
 def content_change(samples: Samples, source: Source, order: Sequence[int]) -> str | None:

@@ -32,6 +32,11 @@ class DataConfig(Section):
     split_column: str | None = None
     pixel_cap: int = Field(default=50_000_000, ge=1, description="larger pictures are refused by their header")
     workers: int | None = Field(default=None, ge=0, description="decoding processes; None: one per core")
+    streaming: bool = Field(
+        default=False,
+        description="read shards or files in every epoch instead of keeping all pixels decoded: for data larger than the disk",
+    )
+    shuffle_buffer: int = Field(default=10_000, ge=1, description="samples of consecutive shards that are shuffled together when streaming")
     cache_dir: str | None = Field(
         default=None, description="folder of the pixel cache; None: memory, or the run's folder where that is too small"
     )

@@ -128,6 +128,8 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
 def _fit(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool, console: Console | None) -> Run:
     """The training itself, on any rank."""
     several = num_processes(config) > 1
+    if images.stream is not None:
+        images.stream.note = run.quarantine
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with held_warnings() as doubts:
