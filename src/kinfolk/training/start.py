@@ -14,7 +14,7 @@ from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
 from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source, open_source
 from kinfolk.data.stream import StreamSource
-from kinfolk.data.text import TextData
+from kinfolk.data.text import StreamedText, TextData
 from kinfolk.data.unchanged import check_unchanged
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.checkpoint import read_checkpoint, write_text
@@ -98,7 +98,12 @@ def require_same(run: Run, images: ImageData) -> None:
 
 
 def write_start(
-    run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool, text: TextData | None = None
+    run: Run,
+    config: TrainConfig,
+    images: ImageData,
+    state: dict[str, Any] | None,
+    overwrite: bool,
+    text: TextData | StreamedText | None = None,
 ) -> None:
     """The folder as it is before the first step, or at the checkpoint; config.yaml comes last and says that the rest is there."""
     if state is None and overwrite:
