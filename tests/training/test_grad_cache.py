@@ -59,7 +59,7 @@ def step(made: Framework, batch: int, chunks: int) -> Tensor:
     torch.manual_seed(7)
     with in_chunks(encoders_of(made), chunks):
         loss: Tensor = made(views, ids, **texts)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
@@ -106,7 +106,7 @@ def test_dropout_is_the_same_in_both_passes() -> None:
             loss: Tensor = made(views, torch.arange(24))
         return loss
 
-    loss_at().backward()
+    loss_at().backward()  # type: ignore[no-untyped-call]
     weight = made.encoder[1].weight  # type: ignore[index]
     direction, small = torch.randn_like(weight), 1e-5
     slope = (weight.grad * direction).sum()
@@ -142,11 +142,11 @@ def test_nothing_is_left_behind() -> None:
         pass
 
 
-class Peak(TorchDispatchMode):
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes of tensors that were made within it and alive at one time."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self.known: set[int] = set()
 
@@ -174,7 +174,7 @@ def activations(batch: int, chunks: int) -> int:
         with in_chunks([network], chunks):
             out = network(rows)
         out.square().mean().backward()
-    return peak.most
+    return int(peak.most)
 
 
 def test_memory_is_that_of_a_chunk() -> None:
