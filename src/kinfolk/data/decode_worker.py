@@ -53,7 +53,7 @@ def _write(
     for row, path in enumerate(paths, first):
         read = decode.read_file(path, height, width, pixel_cap, with_digest=False)
         if read.pixels is not None:
-            boards[board][row * size : (row + 1) * size] = read.pixels.tobytes()
+            boards[board][row * size : (row + 1) * size] = read.pixels.reshape(-1).data
         found.append(tuple(read._replace(pixels=None)))
     return found
 
