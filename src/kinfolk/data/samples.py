@@ -283,8 +283,8 @@ def _strings(values: Sequence[Any]) -> Any:
     """A column of plain strings, or lists of them, as other programs read it."""
     import pyarrow as pa
 
-    if isinstance(values, TextColumn) and pa.types.is_string(values.array.type):
-        return values.array
+    if isinstance(values, TextColumn) and (pa.types.is_string(values.array.type) or pa.types.is_dictionary(values.array.type)):
+        return values.array.cast(pa.string())
     several = any(isinstance(value, tuple) for value in values)
     return pa.array(list(values), pa.list_(pa.string()) if several else pa.string())
 
