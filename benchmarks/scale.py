@@ -364,7 +364,7 @@ def command() -> None:
     parser.add_argument("what", nargs="?", default="tables", choices=["tables", "measure", "list", "store", "grad-cache"])
     parser.add_argument("values", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--files", type=int, default=10**6, help="of the folder whose start is timed")
-    parser.add_argument("--most", type=float, default=2e9, help="stores above so many bytes are not made")
+    parser.add_argument("--most", type=float, default=1e9, help="stores above so many bytes are not made")
     parser.add_argument("--largest", type=int, default=MEASURED[-1], help="samples of the largest list and store")
     chosen = parser.parse_args()
     if chosen.what == "tables":

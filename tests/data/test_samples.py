@@ -159,3 +159,9 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(KinfolkError, match=r"samples-.*arrow` is not a readable table"):
         Samples.open(file)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KinfolkError, match=r"the table of samples can't be written to .*give another `cache_dir`"):
+        many(10).mapped(tmp_path / "file")

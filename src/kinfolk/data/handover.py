@@ -1,6 +1,6 @@
 """Prepared data handed from one process to the others of a training: they map its table and its pixels, and never list the source.
 
-A process that lists the source itself needs about 1,000 bytes a sample for a while, and rank r of a node would do so for each r.
+A process that lists the source itself needs about 1,500 bytes a sample for a while, and rank r of a node would do so for each r.
 """
 
 from __future__ import annotations

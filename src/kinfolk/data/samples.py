@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -202,11 +203,18 @@ class Samples:
                 content.update(b"" if buffer is None else buffer)
         path = Path(folder) / f"samples-{content.hexdigest()}.arrow"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-            with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-            os.replace(draft, path)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+                os.replace(draft, path)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
+                raise KinfolkError(
+                    f"the table of samples can't be written to `{folder}`: {error.strerror or error}; give another `cache_dir`"
+                ) from error
         return self.open(path)
 
     @classmethod

@@ -80,7 +80,7 @@ def train(
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     if run.rank > 0:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            return _help(run, config, data, resume)
+            return _help(run, data, resume)
     source = open_data(data, config, run)
     config = fit_to_data(config, source)
     if resume or overwrite:
@@ -94,7 +94,7 @@ def train(
         return _run(run, config, source, resume, overwrite, console)
 
 
-def _help(run: Run, config: TrainConfig, data: Data | None, resume: bool) -> Run:
+def _help(run: Run, data: Data | None, resume: bool) -> Run:
     """Another rank: waits until rank zero has prepared everything and maps its data; lists and reads the source only where the cache is
     not there, as on another machine with a cache folder of its own."""
     wait_for(run.launch)
