@@ -191,6 +191,17 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(joined(batches(data, 1), "ids").tolist()) == [0, 1]
 
 
+def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "data" / "a.png", noise(8, 8))
+    os.rename(tmp_path / "data" / "a.png", os.fsencode(tmp_path / "data") + b"/caf\xe9.png")
+    with pytest.raises(KinfolkError, match="has a name that is not UTF-8"):
+        streamed(tmp_path / "data", tmp_path / "cache")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "b.png").symlink_to("nowhere")
+    with pytest.raises(KinfolkError, match=r"all 1 images of .* were refused; the first is b.png: a link to a file that does not exist"):
+        streamed(tmp_path / "links", tmp_path / "cache")
+
+
 def test_captions_and_known_groups_come_from_the_shards(tmp_path: Path) -> None:
     files = captioned(0, 4) | {"0009.png": png(9), "0008.png": png(8), "0008.txt": b"Picture  2"}
     shard(tmp_path / "shards" / "a.tar", files)

@@ -170,19 +170,19 @@ def _read_shards(ordered: list[tuple[str, list[Path]]], name: str, folder: Path)
 
 
 def _read_folder(root: Path, labels_from_folders: bool) -> tuple[Samples, Refusals]:
-    source = open_folder(root, labels_from_folders=labels_from_folders)
-    items = source.items()
-    order = arrange(items)
-    if not order:
-        raise KinfolkError(f"`{root}` holds no images that can be read; the first refusal is {source.refused[0]}")
-    files = [os.path.relpath(source.path(index), root) for index in order]
-    labels = [items[index].label for index in order]
-    number = len(order)
-    nothing = np.zeros(number, dtype=np.int64)
     import pyarrow as pa
 
+    source = open_folder(root, labels_from_folders=labels_from_folders)
+    items = source.items()
+    if not items:
+        path, reason = source.refused[0]
+        raise KinfolkError(f"all {len(source.refused):,} images of `{root}` were refused; the first is {path}: {reason}")
+    order = arrange(items)
+    _require_plain_names(root, [(source.path(index), items[index].key) for index in order])
+    labels = [items[index].label for index in order]
+    nothing = np.zeros(len(order), dtype=np.int64)
     samples = Samples(
-        ids=np.arange(number),
+        ids=np.arange(len(order)),
         keys=[items[index].key for index in order],
         widths=nothing,
         heights=nothing,
@@ -191,18 +191,17 @@ def _read_folder(root: Path, labels_from_folders: bool) -> tuple[Samples, Refusa
         splits=[items[index].split for index in order],
         sizes_bytes=nothing,
         modified_ns=nothing,
-        digests=TextColumn(pa.nulls(number, pa.string())),
-        places=Places([os.path.abspath(root), *_odd_names(files, [items[index].key for index in order])], nothing - 1, nothing),
+        digests=TextColumn(pa.nulls(len(order), pa.string())),
+        places=Places([os.path.abspath(root)], nothing - 1, nothing),
     )
     return samples, source.refused
 
 
-def _odd_names(files: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Refuses names that are not UTF-8: the key must name the file."""
-    for file, key in zip(files, keys, strict=True):
-        if file.replace(os.sep, "/") != key:
+def _require_plain_names(root: Path, files: Sequence[tuple[str, str]]) -> None:
+    """The key must name the file, which it does unless the file's name is not UTF-8."""
+    for path, key in files:
+        if os.path.relpath(path, root).replace(os.sep, "/") != key:
             raise KinfolkError(f"the file `{key}` has a name that is not UTF-8, which streaming cannot read; rename it")
-    return []
 
 
 def _repeated(splits: Iterable[tuple[str, int]]) -> Any:
