@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kinfolk.data import stream_index
+from kinfolk.data import stream_index, workers
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import add_to_quarantine, read_quarantine
@@ -41,8 +41,8 @@ def make_shards(folder: Path, *sizes: int, bad: tuple[int, ...] = ()) -> Path:
     return folder
 
 
-def streamed(spec: Path | str, cache: Path, *, window: int = 8, workers: int = 0, **more: Any) -> ImageData:
-    return StreamSource(spec, cache, **more).image_data(image_size=16, workers=workers, pixel_cap=10**7, window=window)
+def streamed(spec: Path | str, cache: Path, *, window: int = 8, processes: int = 0, **more: Any) -> ImageData:
+    return StreamSource(spec, cache, **more).image_data(image_size=16, workers=processes, pixel_cap=10**7, window=window)
 
 
 def batches(data: ImageData, size: int, *, epoch: int = 0, position: int = 0, rank: int = 0, world: int = 1) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_pixels_are_those_of_the_cached_mode(tmp_path: Path) -> None:
 
 def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", 40, bad=(7,))
-    alone, pool = streamed(folder, tmp_path / "cache"), streamed(folder, tmp_path / "cache", workers=2)
+    alone, pool = streamed(folder, tmp_path / "cache"), streamed(folder, tmp_path / "cache", processes=2)
     ids = torch.arange(40)
     for _ in range(2):  # the second time the same files in memory are written to
         for a, b in zip(alone.stream.read(ids), pool.stream.read(ids), strict=True):  # type: ignore[union-attr]
@@ -92,8 +92,48 @@ def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
         ids = ids.flip(0)
     assert pool.stream is not None
     boards = [board.path for board in pool.stream.pool._boards]
+    assert len(boards) == 1, "memory is used again once its pixels are gone"
+    first, second = (pool.stream.read(ids)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(pool.stream.pool._boards) == 2, "and not before"
     pool.stream.pool.close()
     assert not any(os.path.exists(path) for path in boards)
+
+
+def test_where_memory_for_files_is_short_the_disk_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = os.posix_fallocate
+
+    def short(handle: int, offset: int, length: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}").startswith("/dev/shm"):
+            raise OSError(28, "No space left on device")
+        original(handle, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", short)
+    data = streamed(make_shards(tmp_path / "shards", 8), tmp_path / "cache", processes=1)
+    assert data.stream is not None
+    assert len(data.stream.read(torch.arange(8))[2]) == 8
+    assert not data.stream.pool._boards[0].path.startswith("/dev/shm")
+    data.stream.pool.close()
+
+
+def test_a_decoder_that_takes_its_process_down_costs_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("decode_worker.py", "decode.py"):
+        source = Path(workers.__file__).with_name(name).read_text()
+        if name == "decode.py":
+            source += "\n_read_file = read_file\n\n\ndef read_file(path, *rest, **more):\n"
+            source += "    if path.endswith('07.png'):\n        os.kill(os.getpid(), 9)\n    return _read_file(path, *rest, **more)\n"
+        (tmp_path / name).write_text(source)
+    for n in range(20):
+        save(tmp_path / "data" / f"{n:02d}.png", noise(8, 8, n))
+    alone = streamed(tmp_path / "data", tmp_path / "cache")
+    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
+    data = streamed(tmp_path / "data", tmp_path / "cache", processes=1)
+    assert data.stream is not None
+    pixels, _, kept = data.stream.read(torch.arange(20))
+    assert kept.tolist() == [n for n in range(20) if n != 7]
+    assert torch.equal(pixels, alone.pixels(kept))
+    assert data.stream.quarantine == [("07.png", "the decoder crashed on this file")]
+    data.stream.pool.close()
 
 
 def joined(found: list[dict[str, Any]], name: str) -> Tensor:

@@ -130,7 +130,7 @@ class StreamedPixels:
         if len(good) < len(pixels):
             pixels = pixels[good]
         kept = torch.tensor(wanted, dtype=torch.int64)[good]
-        return torch.from_numpy(pixels), torch.from_numpy(self._aspects[ids[kept].numpy()]), kept
+        return torch.from_numpy(np.asarray(pixels)), torch.from_numpy(self._aspects[ids[kept].numpy()]), kept
 
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) of all of `ids`, for evaluation; black where the image is refused."""

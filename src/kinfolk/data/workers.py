@@ -88,21 +88,20 @@ class DecodePool:
         self._finalizer = weakref.finalize(self, _end, self._closing, self._idle, self._boards)
 
     def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
-        """(B, H, W, 3) pixels, with anything in the rows of refused images, and what came of each image."""
+        """(B, H, W, 3) pixels, with anything in the rows of refused images, and what came of each image.
+
+        The pixels are those the workers wrote, not a copy; their memory is used again as soon as nothing refers to them.
+        """
         if not self.workers:
             return self._read_here(places)
         board = self._board(len(places))
+        rows = board.rows[: len(places)]
+        weakref.finalize(rows, board.release).atexit = False
         chunk = min(_CHUNK, max(1, len(places) // (2 * self.workers)))
-        try:
-            parts = [
-                self._threads.submit(self._chunk, places[start : start + chunk], (board.path, start))
-                for start in range(0, len(places), chunk)
-            ]
-            reads = [read for part in parts for read in part.result()]
-            return board.rows[: len(places)].copy(), reads
-        finally:
-            with self._lock:
-                board.free = True
+        parts = [
+            self._threads.submit(self._chunk, places[start : start + chunk], (board.path, start)) for start in range(0, len(places), chunk)
+        ]
+        return rows, [read for part in parts for read in part.result()]
 
     def close(self) -> None:
         """Ends the processes."""
@@ -139,15 +138,35 @@ class DecodePool:
 
 
 class _Board:
-    """A file in memory with a row for each image."""
+    """A file with a row for each image: in memory, or where that is too small (as often in containers) among the temporary files."""
 
     def __init__(self, rows: int, height: int, width: int) -> None:
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, self.path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
-        os.ftruncate(handle, max(1, rows) * height * width * 3)
-        os.close(handle)
-        self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=(rows, height, width, 3))
+        size = max(1, rows) * height * width * 3
+        try:
+            self.path = _reserved("/dev/shm", size)
+        except OSError:
+            self.path = _reserved(tempfile.gettempdir(), size)
+        self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=(max(1, rows), height, width, 3))
         self.free = True
+
+    def release(self) -> None:
+        self.free = True
+
+
+def _reserved(folder: str, size: int) -> str:
+    """A new file whose bytes are reserved: writing to a mapped file for which there is no room would end the process."""
+    handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.truncate(path, size)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(handle)
+    return path
 
 
 def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_Board]) -> None:
