@@ -8,8 +8,8 @@ cache, plain Pillow in a torch `DataLoader`, lightly's data set, webdataset. Eac
 own decoding function in a loop in one process: no loader that uses it can be faster per core.
 
 Two figures for each: images per second on the clock, and images per second of processor time, of all its processes together. The second is
-the speed per core; it is the one to compare on a machine that others use too. Rounds are interleaved; the last column is the median of the ratios within a round. A peer that is
-missing is skipped and named.
+the speed per core; it is the one to compare on a machine that others use too. Rounds are interleaved; the last column is the median of
+the ratios within a round. A peer that is missing is skipped and named.
 
 The second part streams an epoch of 10⁵ small images and prints the memory of the process on the way.
 """
