@@ -122,6 +122,13 @@ def test_clusters_come_from_the_embeddings_of_the_epoch(shards: Path, tmp_path: 
     assert_same(run, train(out=tmp_path / "killed", resume=True, progress=False))
 
 
+def test_two_ranks_collect_the_same_embeddings(shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    common = arguments(shards, **CLUSTERED)
+    assert run_ranks(out, "", "", **{**common, "settings": {**common["settings"], "trainer.precision": "32"}}) == [0, 0]
+    assert any("refresh_seconds" in row for row in Run(out).epochs())
+
+
 def test_captions_are_streamed_too(tmp_path: Path) -> None:
     files: dict[str, bytes] = {}
     for n in range(20):
