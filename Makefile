@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-peers/.installed
 RUN := runs/demo
 BENCHMARKS := import_time overhead thresholds queues clustering rcl audit
-SIDE_BY_SIDE := views losses bimodal
+SIDE_BY_SIDE := views losses bimodal loader
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: install demo test check format bench docs clean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,5 @@ def make_run(path: Path, *, bare: bool = False, data: ImageData | None = None, c
     write_quarantine([("bad/one.jpg", "truncated"), ("bad/two.jpg", "zero bytes"), ("bad/three.jpg", "truncated")], path / "quarantine.csv")
     if data is not None:
         safe = [key.encode("utf-8", "replace").decode() for key in data.samples.keys]
-        data.samples.keys[:], before = safe, list(data.samples.keys)
-        data.samples.to_parquet(path / "samples.parquet")
-        data.samples.keys[:] = before
+        replace(data.samples, keys=safe).to_parquet(path / "samples.parquet")
     return path

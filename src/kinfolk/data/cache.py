@@ -78,8 +78,18 @@ class CacheFolder:
         return map_pixels(self.path / names["pixels"], *shape)
 
     def _index(self) -> dict[str, Any] | None:
-        try:
-            index = json.loads((self.path / "index.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return index if isinstance(index, dict) and index.keys() >= {"pixels", "samples", "shape", "unread", "refused"} else None
+        return _index_of(self.path)
+
+
+def map_cache(folder: Path) -> Tensor | None:
+    """The pixels (R, H, W, 3) of a complete cache, memory-mapped; None where there is none."""
+    index = _index_of(folder)
+    return None if index is None else map_pixels(folder / index["pixels"], *index["shape"])
+
+
+def _index_of(folder: Path) -> dict[str, Any] | None:
+    try:
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return index if isinstance(index, dict) and index.keys() >= {"pixels", "samples", "shape", "unread", "refused"} else None

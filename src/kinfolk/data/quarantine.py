@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,3 +36,16 @@ def summary(refused: Sequence[tuple[str, str]], total: int, where: str | Path = 
     if not refused:
         return None
     return f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused; see {where}"
+
+
+def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
+    """Appends one row, unless the file has one for this key: several ranks, and several epochs, may find the same image."""
+    path = Path(path)
+    if not path.exists():
+        write_quarantine([], path)
+    if any(key == known for known, _ in read_quarantine(path)):
+        return
+    row = io.StringIO()
+    csv.writer(row, lineterminator="\n").writerow((key, reason))
+    with open(path, "ab", buffering=0) as file:  # one write, so that rows of two ranks do not mix
+        file.write(row.getvalue().encode())

@@ -5,6 +5,7 @@ Dimension key: B batch, V views, N data set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.data.seeding import derive_seed, generator
 from kinfolk.errors import KinfolkError
+from kinfolk.training.grad_cache import encoders_of, in_chunks
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class TrainingModule(pl.LightningModule):
         epochs, seed: of the whole training.
         channels_last: memory layout of views and encoder.
         text: the samples' captions, for a framework that learns from them.
+        chunk_size: samples of this rank whose activations are held at a time; None: the whole batch. See `grad_cache.py`.
     """
 
     def __init__(
@@ -63,9 +66,10 @@ class TrainingModule(pl.LightningModule):
         seed: int,
         channels_last: bool = True,
         text: TextSource | None = None,
+        chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.text = text
+        self.text, self.chunk_size = text, chunk_size
         self.framework, self.data, self.views, self.optimizer_factory = framework, data, views, optimizers
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
@@ -99,7 +103,9 @@ class TrainingModule(pl.LightningModule):
         self.framework.set_progress(epoch, self.epochs)
         self.framework.hear("epoch", epoch + step / (self.data.num_train // self.batch_size))  # schedules that move by the step
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
-        loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
+        chunks = 1 if self.chunk_size is None else math.ceil(len(batch["ids"]) / self.chunk_size)
+        with in_chunks(encoders_of(self.framework), max(1, chunks)):
+            loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last = batch["epoch"], batch["step"], batch["ids"]
         self._require_finite(loss)
         return loss

@@ -89,7 +89,7 @@ class OpenedRun:
 
     def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
         """Another source: a table of the columns the run's own has, or else of the usual ones."""
-        changed = {"source": source, "labels_from_folders": labels_from_folders}
+        changed = {"source": source, "labels_from_folders": labels_from_folders, "streaming": False}
         try:
             return open_data(None, self.config.model_copy(update={"data": own.model_copy(update=changed)}))
         except KinfolkError:

@@ -96,6 +96,11 @@ class Run:
         return self.path / ".launch"
 
     @property
+    def handover(self) -> Path:
+        """Where rank zero notes which data the others are to map."""
+        return self.path / "cache" / "handover.json"
+
+    @property
     def exists(self) -> bool:
         """Whether anything of a run is there."""
         return any((self.path / name).exists() for name in WRITTEN)

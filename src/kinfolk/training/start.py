@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 from kinfolk.data.at_depth import at_depth
@@ -11,7 +13,8 @@ from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
 from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source, open_source
-from kinfolk.data.text import TextData
+from kinfolk.data.stream import StreamSource
+from kinfolk.data.text import StreamedText, TextData
 from kinfolk.data.unchanged import check_unchanged
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.checkpoint import read_checkpoint, write_text
@@ -28,6 +31,8 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
     spec = named.source if data is None else data
     if spec is None:
         raise UsageError("`data` is required: a folder, an array file, a table, an archive, or digits")
+    if named.streaming:
+        return _streamed(spec, config, run)
     source = open_source(
         spec,
         labels_from_folders=named.labels_from_folders,
@@ -41,10 +46,29 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
     return at_depth(source, named.hierarchy, named.depth)
 
 
+def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSource:
+    named = config.data
+    if not isinstance(spec, str | os.PathLike):
+        raise UsageError(f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}")
+    if named.depth is not None or named.hierarchy is not None:
+        raise UsageError("`data.depth` is not available with `data.streaming`; write the labels of that depth into the shards")
+    folder = named.cache_dir or (None if run is None else run.path / "cache")
+    if folder is None:
+        raise UsageError("`data.streaming` needs `data.cache_dir`, a folder for the table of samples")
+    return StreamSource(os.fspath(spec), Path(folder), labels_from_folders=named.labels_from_folders)
+
+
 def read_data(source: Source, config: TrainConfig, run: Run, several: bool, progress: bool) -> ImageData:
     """Pixels that had to be decoded, or that several processes read, are kept in the run folder unless another place is named."""
     cache = config.data.cache_dir or (run.path / "cache" if several or source.native_size is None else None)
     assert config.data.image_size is not None, "resolved"
+    if isinstance(source, StreamSource):
+        return source.image_data(
+            image_size=config.data.image_size,
+            workers=config.data.workers,
+            pixel_cap=config.data.pixel_cap,
+            window=config.data.shuffle_buffer,
+        )
     return prepare(
         source,
         image_size=config.data.image_size,
@@ -61,7 +85,7 @@ def last_state(run: Run, source: Source) -> dict[str, Any] | None:
     if not run.checkpoint.exists():
         return None
     state: dict[str, Any] = read_checkpoint(run.checkpoint)["kinfolk"]
-    if run.rank == 0:
+    if run.rank == 0 and not isinstance(source, StreamSource):  # of which `require_same` compares the table
         check_unchanged(Samples.read(run.samples), source, read_quarantine(run.quarantine))
     return state
 
@@ -74,7 +98,12 @@ def require_same(run: Run, images: ImageData) -> None:
 
 
 def write_start(
-    run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, overwrite: bool, text: TextData | None = None
+    run: Run,
+    config: TrainConfig,
+    images: ImageData,
+    state: dict[str, Any] | None,
+    overwrite: bool,
+    text: TextData | StreamedText | None = None,
 ) -> None:
     """The folder as it is before the first step, or at the checkpoint; config.yaml comes last and says that the rest is there."""
     if state is None and overwrite:
@@ -99,7 +128,10 @@ def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str
     if refused is not None:
         LOG.warning("%s", refused)
     if config.trainer.accumulate > 1:
-        LOG.info("gradients of %d batches are accumulated for each step; this adds no negatives", config.trainer.accumulate)
+        LOG.info(
+            "gradients of %d batches are accumulated for each step; this adds no negatives (`trainer.chunk_size` with a larger batch does)",
+            config.trainer.accumulate,
+        )
     if state is not None:
         LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
     where = f"{config.trainer.accelerator} × {num_processes(config)}, {config.trainer.precision}"

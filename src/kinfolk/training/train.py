@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from kinfolk.data.handover import hand_over, take_over
+from kinfolk.data.images import ImageData
 from kinfolk.data.sources import Source
 from kinfolk.doubts import doubt_silence
 from kinfolk.errors import KinfolkError, UsageError
@@ -20,6 +22,7 @@ from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
 from kinfolk.training.changes import refuse_changes
+from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
@@ -76,18 +79,35 @@ def train(
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     with held_warnings() as notes:
         config = placed(assemble(stored, recipe, named, settings))
+    run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
+    if run.rank > 0:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            return _help(run, data, resume)
     source = open_data(data, config, run)
     config = fit_to_data(config, source)
-    run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
-    if run.rank == 0 and (resume or overwrite):
+    if resume or overwrite:
         run.require_own()
     if stored is not None:
         refuse_changes(stored, config)
-    elif run.rank == 0 and not resume and not overwrite:
+    elif not resume and not overwrite:
         run.require_unused()
-    console = Console(stderr=True) if progress and run.rank == 0 else None
+    console = Console(stderr=True) if progress else None
     with held(run.path, run.rank), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return _run(run, config, source, resume, overwrite, console, notes)
+
+
+def _help(run: Run, data: Data | None, resume: bool) -> Run:
+    """Another rank: waits until rank zero has prepared everything and maps its data; lists and reads the source only where the cache is
+    not there, as on another machine with a cache folder of its own."""
+    wait_for(run.launch)
+    config = TrainConfig.load(run.config)
+    state: dict[str, Any] | None = read_checkpoint(run.checkpoint)["kinfolk"] if resume and run.checkpoint.exists() else None
+    if state is not None and state["finished"]:
+        return run
+    images = take_over(run.handover)
+    if images is None:
+        images = read_data(open_data(data, config, run), config, run, several=True, progress=False)
+    return _fit(run, config, images, state, overwrite=False, console=None)
 
 
 def _run(
@@ -95,18 +115,33 @@ def _run(
 ) -> Run:
     """Nothing is written, and with `overwrite` nothing removed, before data and method are known to be good."""
     several = num_processes(config) > 1
-    if run.rank > 0:
-        wait_for(run.launch)
     state = last_state(run, source) if resume else None
     if state is not None and state["finished"]:
-        if several and run.rank == 0:
+        if several:
             announce(run.launch)
         with logging_to(None, console):
             LOG.info("%s", f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume")
         return run
     images = read_data(source, config, run, several, progress=console is not None)
-    if state is not None and run.rank == 0:
+    if state is not None:
         require_same(run, images)
+    source.release()
+    return _fit(run, config, images, state, overwrite, console, notes)
+
+
+def _fit(
+    run: Run,
+    config: TrainConfig,
+    images: ImageData,
+    state: dict[str, Any] | None,
+    overwrite: bool,
+    console: Console | None,
+    notes: Sequence[str] = (),
+) -> Run:
+    """The training itself, on any rank."""
+    several = num_processes(config) > 1
+    if images.stream is not None:
+        images.stream.note = run.quarantine
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with held_warnings() as doubts:
@@ -120,6 +155,7 @@ def _run(
     if run.rank == 0:
         write_start(run, config, images, state, overwrite, text)
         if several:
+            hand_over(images, run.handover)
             announce(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
         tell_start(run, config, images, state)
@@ -136,6 +172,7 @@ def _run(
             seed=config.seed,
             channels_last=config.trainer.channels_last,
             text=text,
+            chunk_size=config.trainer.chunk_size,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
