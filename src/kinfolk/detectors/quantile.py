@@ -8,8 +8,9 @@
               and a stretch of all similarities shift and stretch λ. A visit, in this order:
 
     1. μ, running mean of the similarities, and σ, their running deviation below the mean (a few false negatives far above it change it
-       little): μ ← μ + w (mean − μ), w = max(1/visits, 1/8); σ likewise, with n/4096 from 1/32 to 1/8. λ and β keep their place: λ − μ and β are multiples
-       of σ. Where the mean is off by more than max(½, 6/√n) σ (a jump), w = 1 and at most two of the past visits count from here on.
+       little): μ ← μ + w (mean − μ), w = max(1/visits, 1/8); σ likewise, with n/4096 within [1/32, 1/8] in the place of 1/8. λ and β keep
+       their place: λ − μ and β stay the same multiples of σ. Where the mean is off by more than max(½, 6/√n) σ (a jump), w = 1 and at
+       most two of the past visits count from here on.
     2. Flagged is what lies above the level u = λ + cβ. The count of this very visit must not move the level first: where few are expected,
        a sample would lower it whenever nothing is above, raise it whenever something is, and flag too little.
     3. The step. With m = αn expected above u, ρ = number / m, x = sum of their excess / m, and the weight of this visit
