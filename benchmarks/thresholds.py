@@ -5,7 +5,8 @@
 
 **The grid.** Normal similarities of 16 to 256 samples; each sample has its own mean (± half a standard deviation) and its own standard
 deviation (± 30 %), 30 visits, start "quantile". `batch`, `queue`: 511, 4,096 and 65,536 candidates, others at each visit. `bank`: 4,096
-and 65,536 candidates that stay the same, seen through view noise of a tenth of the standard deviation. `rotating`: the samples' own means and standard deviations, and the similarities of a bank, turn by 45°
+and 65,536 candidates that stay the same, seen through view noise of a tenth of the standard deviation.
+`rotating`: the samples' own means and standard deviations, and the similarities of a bank, turn by 45°
 over the visits. `jump`: at the 16th visit all similarities jump by ± 0.5. Each line is the worst over the means
 (0 to 0.97) and standard deviations (0.005 to 0.3) for which similarities stay within [−1, 1]:
 
