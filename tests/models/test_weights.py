@@ -145,7 +145,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     def crash(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("kinfolk.models.weights.os.replace", crash)
+    monkeypatch.setattr("kinfolk.files.os.replace", crash)
     with pytest.raises(OSError, match="disk full"):
         save_encoder(small(), tmp_path)
     loaded, _ = load_encoder(tmp_path)

@@ -283,8 +283,10 @@ def test_only_the_buffers_of_norms_are_left_to_ddp() -> None:
 
 
 def test_channels_last_is_left_where_it_crashes() -> None:
-    assert _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(4, 8, 1, stride=2)))
-    assert not _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1, stride=2), torch.nn.Conv2d(3, 8, 3, stride=2)))
+    for channels in (2, 4, 8, 15):
+        assert _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(channels, 8, 1, stride=2)))
+    assert _crashes_channels_last(torch.nn.Conv2d(32, 32, 1, stride=2, groups=4))
+    assert not _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(16, 8, 1, stride=2), torch.nn.Conv2d(3, 8, 3, stride=2)))
 
 
 def test_metrics_are_json(pictures: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +36,7 @@ def embed(
     import numpy as np
 
     from kinfolk.cli.console import screen, tell_refused
+    from kinfolk.files import write_atomically
     from kinfolk.training.opened import open_run
 
     opened = open_run(run)
@@ -45,9 +45,6 @@ def embed(
     tell_refused(images)
     features = opened.features(images, progress=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    with partial.open("wb") as file:
-        np.save(file, features)
     images.samples.to_parquet(table)
-    os.replace(partial, out)
+    write_atomically(out, lambda file: np.save(file, features))
     screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {out}, {table}", markup=False)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kinfolk.data.captions import Caption
 from kinfolk.data.difference import first_difference
 from kinfolk.errors import KinfolkError
+from kinfolk.files import write_atomically
 
 Ints = npt.NDArray[np.int64]
 _CLASSES = b"kinfolk.classes"
@@ -130,7 +131,7 @@ class Samples:
         table = pa.table(columns)
         if self.classes is not None:
             table = table.replace_schema_metadata({_CLASSES: json.dumps(self.classes).encode()})
-        pq.write_table(table, Path(path))
+        write_atomically(Path(path), lambda file: pq.write_table(table, file))
 
     @classmethod
     def read(cls, path: str | Path) -> Samples:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from kinfolk.files import write_text
+
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
-_VERSION = 2
+_VERSION = 3
 
 
 class Entry(NamedTuple):
@@ -72,9 +74,8 @@ class ShardIndex:
         for path, (state, shard) in self._new.items():
             place = _place(Path(folder), path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            draft = place.with_name(f"{place.name}.{os.getpid()}.part")
-            draft.write_text(json.dumps([_VERSION, state, shard.fault, shard.entries]), encoding="utf-8")
-            os.replace(draft, place)
+            text = json.dumps([_VERSION, state, shard.fault, shard.entries])
+            write_text(place, f"{_digest(text)}\n{text}")
         self._new.clear()
 
 
@@ -144,6 +145,10 @@ def _label(files: _Files) -> str | None:
     return None if text is None else text.decode("utf-8", "replace").strip()
 
 
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 def _place(folder: Path, shard: Path) -> Path:
     name = hashlib.blake2b(os.path.abspath(shard).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return folder / "shards" / f"{name}.json"
@@ -152,7 +157,10 @@ def _place(folder: Path, shard: Path) -> Path:
 def _read(place: Path, state: list[int]) -> Shard | None:
     """What an index file says, if it is whole and of this state of the shard."""
     try:
-        version, of, fault, entries = json.loads(place.read_text(encoding="utf-8"))
+        digest, _, text = place.read_text(encoding="utf-8").partition("\n")
+        if digest != _digest(text):
+            return None
+        version, of, fault, entries = json.loads(text)
         if (version, of) != (_VERSION, state):
             return None
         return Shard([Entry(key, None if image is None else tuple(image), *rest) for key, image, *rest in entries], fault)

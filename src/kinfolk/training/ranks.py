@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from kinfolk.errors import KinfolkError
-from kinfolk.training.checkpoint import write_text
+from kinfolk.files import write_text
 
 LAUNCH = "KINFOLK_LAUNCH"
 PATIENCE = 24 * 3600.0

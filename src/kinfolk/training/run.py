@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UsageError
-from kinfolk.training.checkpoint import UNFINISHED, write_text
+from kinfolk.files import UNFINISHED, write_text
 from kinfolk.training.hold import LOCK
 
 WRITTEN = (

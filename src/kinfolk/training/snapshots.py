@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.seeding import generator
 from kinfolk.data.views import Views
+from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.embed import embed
-from kinfolk.training.checkpoint import write_atomically
+from kinfolk.files import check_safetensors, write_safetensors
 from kinfolk.training.clusters import accepted_labels
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run import Run
@@ -58,7 +58,7 @@ class Snapshots:
         labels_N = accepted_labels(module.framework)
         if labels_N is not None:
             tensors["pseudo"] = labels_N.cpu()[self.ids]
-        write_atomically(snapshot_file(self.run.snapshots, epoch), lambda file: file.write(save(tensors)))
+        write_safetensors(snapshot_file(self.run.snapshots, epoch), tensors)
         return {}
 
 
@@ -83,9 +83,10 @@ def read_snapshots(folder: Path) -> list[Snapshot]:
 def _read(path: Path) -> Snapshot | None:
     try:
         with safe_open(path, "numpy") as file:
+            check_safetensors(path, file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
         return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
-    except (SafetensorError, OSError, KeyError):
+    except (KinfolkError, SafetensorError, OSError, KeyError):
         return None
 
 

@@ -14,7 +14,8 @@ from kinfolk.data.sources import Source, open_source
 from kinfolk.data.text import TextData
 from kinfolk.data.unchanged import check_unchanged
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.training.checkpoint import read_checkpoint, write_text
+from kinfolk.files import write_text
+from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
 from kinfolk.training.snapshots import cut_snapshots
