@@ -170,7 +170,7 @@ def test_an_existing_run_is_kept_unless_overwritten(pictures: Path, tmp_path: Pa
 
 def test_a_resumed_run_must_be_the_same(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = interrupted(pictures, tmp_path / "run", monkeypatch)
-    for more, key in (({"seed": 9}, "seed"), ({"epochs": 5}, "epochs"), ({"settings": {"optimizer.lr": 0.5}}, "optimizer.lr")):
+    for more, key in (({"seed": 9}, "seed"), ({"batch_size": 16}, "batch_size"), ({"settings": {"optimizer.lr": 0.5}}, "optimizer.lr")):
         with pytest.raises(UsageError, match=rf"`{key}` \(=.*\) was .* when the run began"):
             train(out=run.path, resume=True, progress=False, **more)
     monkeypatch.chdir(tmp_path)

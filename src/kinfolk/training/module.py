@@ -70,6 +70,7 @@ class TrainingModule(pl.LightningModule):
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
         self.last: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
+        self.kept: Callable[[], str] = lambda: "no checkpoint was saved"
         self.channels_last = channels_last and not _crashes_channels_last(framework)
         if self.channels_last:
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -122,17 +123,18 @@ class TrainingModule(pl.LightningModule):
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed:
-            raise self._not_finite(f"the loss of {self.method} is {loss.item()}")
+            raise self.not_finite(f"the loss of {self.method} is {loss.item()}")
 
     def require_finite(self, values: Tensor, what: str) -> None:
         """Raises if what the encoder gave after the last step is not finite; called on rank zero between two steps."""
         if not values.isfinite().all():
-            raise self._not_finite(f"the {what} that {self.method} learns are not finite")
+            raise self.not_finite(f"the {what} that {self.method} learns are not finite")
 
-    def _not_finite(self, what: str) -> NonFiniteLossError:
+    def not_finite(self, what: str) -> NonFiniteLossError:
+        """The error of a training that diverged: what, where, what there is to go on from, and what to do."""
         epoch, step, ids = self.last
         return NonFiniteLossError(
-            f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1}); the last good checkpoint was kept. With the same "
+            f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1}); {self.kept()}. With the same "
             "settings it would come to the same: try a lower learning rate or a higher temperature. "
             f"Sample ids of the batch: {', '.join(map(str, ids.tolist()[:512]))}"
         )

@@ -78,6 +78,11 @@ class Run:
     def checkpoint(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
 
+    def older_checkpoints(self) -> list[Path]:
+        """Those before `checkpoint`, the newest first."""
+        numbered = {path: path.stem.removeprefix("last-") for path in self.checkpoint.parent.glob("last-*.ckpt")}
+        return sorted((path for path, number in numbered.items() if number.isdecimal()), key=lambda path: int(numbered[path]))
+
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import warnings
 from typing import Any
 
 from kinfolk.data.at_depth import at_depth
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
@@ -13,8 +16,9 @@ from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source, open_source
 from kinfolk.data.text import TextData
 from kinfolk.data.unchanged import check_unchanged
-from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.files import write_text
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.files import DamagedFileError, write_text
+from kinfolk.training.changes import require_identity
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
@@ -57,14 +61,28 @@ def read_data(source: Source, config: TrainConfig, run: Run, several: bool, prog
     )
 
 
-def last_state(run: Run, source: Source) -> dict[str, Any] | None:
-    """What the last checkpoint says of itself, with the data still as it was; None where there is no checkpoint yet."""
-    if not run.checkpoint.exists():
-        return None
-    state: dict[str, Any] = read_checkpoint(run.checkpoint)["kinfolk"]
-    if run.rank == 0:
-        check_unchanged(Samples.read(run.samples), source, read_quarantine(run.quarantine))
-    return state
+def last_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
+    """What the last checkpoint says of itself, with data and settings still as they were; None where there is no checkpoint yet.
+
+    For one that is damaged the newest good one before it takes its place, with a warning. One of another run is refused.
+    """
+    saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
+    for path in saved:
+        try:
+            state: dict[str, Any] = read_checkpoint(path)["kinfolk"]
+        except DamagedFileError as error:
+            if path == saved[-1]:
+                raise
+            warnings.warn(f"{error}; the one before it is taken instead", KinfolkWarning, stacklevel=2)
+            continue
+        if run.rank == 0:
+            samples = Samples.read(run.samples)
+            require_identity(state, config, samples_digest(samples), samples.num_train, path)
+            check_unchanged(samples, source, read_quarantine(run.quarantine))
+            if path != run.checkpoint:
+                os.replace(path, run.checkpoint)
+        return state
+    return None
 
 
 def require_same(run: Run, images: ImageData) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.sources import Source
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
-from kinfolk.training.changes import refuse_changes
+from kinfolk.training.changes import identity, refuse_changes
 from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
@@ -93,8 +94,9 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     several = num_processes(config) > 1
     if run.rank > 0:
         wait_for(run.launch)
-    state = last_state(run, source) if resume else None
-    if state is not None and state["finished"]:
+    with held_warnings() as passed_over:
+        state = last_state(run, source, config) if resume else None
+    if state is not None and state["epoch"] >= config.epochs:
         if several and run.rank == 0:
             announce(run.launch)
         with logging_to(None, console):
@@ -118,7 +120,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             announce(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
         tell_start(run, config, images, state)
-        for doubt in doubts if run.rank == 0 else ():
+        for doubt in (*passed_over, *doubts) if run.rank == 0 else ():
             LOG.warning("%s", doubt)
         module = TrainingModule(
             framework,
@@ -134,11 +136,14 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
+        own = identity(config, samples_digest(images.samples), images.num_train)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
+        meta |= {"samples": own["samples"], "settings": own["settings_digest"]}
         trainer = build_trainer(
             config,
             run,
-            0 if state is None else state["step"],
+            state,
+            own,
             [knn, ClusterQuality(images), refresh, _figures, snapshots],
             refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
@@ -161,4 +166,4 @@ def _figures(module: TrainingModule, epoch: int) -> dict[str, float]:
 def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
     save_encoder(module.framework.encoder, run.path, meta)
     if module.text is not None:
-        save_towers(module.framework, run.path)
+        save_towers(module.framework, run.path, meta)
