@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import final
 
@@ -21,7 +22,12 @@ class ImageData:
         cache: (R, H, W, 3) uint8.
         rows: (N,) row of the cache of each sample, where samples share images; None: sample i is row i.
         quarantine: (path, reason) of every refused image.
+
+    Attributes:
+        verify: raises if rows of the cache are not as they were written; None where they are in memory.
     """
+
+    verify: Callable[[Tensor], None] | None = None
 
     def __init__(self, samples: Samples, cache: Tensor, rows: Tensor | None, quarantine: list[tuple[str, str]]) -> None:
         self.samples, self.quarantine = samples, quarantine
@@ -44,7 +50,10 @@ class ImageData:
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
         ids = ids.to("cpu", torch.int64)
-        return self._cache.index_select(0, ids if self._rows is None else self._rows.index_select(0, ids))
+        rows = ids if self._rows is None else self._rows.index_select(0, ids)
+        if self.verify is not None:
+            self.verify(rows)
+        return self._cache.index_select(0, rows)
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(I,) places of the first of `ids` (B,) of each distinct image, by its bytes, and (B,) which of these each is a copy of."""

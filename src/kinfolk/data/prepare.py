@@ -59,7 +59,7 @@ def prepare(
     height, width = _cache_size(source, image_size)
     folder = None if cache_dir is None else CacheFolder(cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap)
     if folder is not None and (found := folder.find(roster.agrees)) is not None:
-        return roster.image_data(*found)
+        return _verified(roster.image_data(*found), folder)
     num_bytes = len(roster.images) * height * width * 3
     fits = num_bytes < available_memory() // 2
     store: MemoryStore | FileStore
@@ -79,7 +79,12 @@ def prepare(
     except BaseException:
         store.abandon()
         raise
-    return roster.image_data(contents, cache)
+    return _verified(roster.image_data(contents, cache), folder)
+
+
+def _verified(data: ImageData, folder: CacheFolder | None) -> ImageData:
+    data.verify = None if folder is None else folder.verify
+    return data
 
 
 def _cache_size(source: Source, image_size: int) -> tuple[int, int]:
