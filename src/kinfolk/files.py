@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -135,6 +136,14 @@ def first_line(error: BaseException) -> str:
     return shown((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
 
 
+def why_failed(error: BaseException) -> str:
+    """What an error that nobody expected says, in one line: the file and the reason for one of the file system, else its type and text."""
+    if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
+        return f"{shown(os.fsdecode(error.filename))} cannot be used: {_REASONS[error.errno]}"
+    text = first_line(error)
+    return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
+
+
 def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a zip archive atomically and puts the digest of its bytes into the archive's comment. `write` must not seek."""
 
@@ -171,16 +180,25 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     """Writes tensors atomically, with the digest of all bytes of the file in its metadata."""
     from safetensors.torch import save
 
-    blank = "0" * _HEX
-    data = memoryview(save(dict(tensors), {**(metadata or {}), DIGEST: blank}))
-    header = 8 + int.from_bytes(data[:8], "little")
-    place = bytes(data[:header]).index(f'"{DIGEST}":"{blank}"'.encode()) + len(DIGEST) + 4
-    digest = hashlib.blake2b(data, digest_size=_HEX // 2).hexdigest().encode()
+    data = memoryview(save(dict(tensors)))
+    length = int.from_bytes(data[:8], "little")
+    blank, described = "0" * _HEX, json.loads(bytes(data[8 : 8 + length]))
+    described = {
+        "__metadata__": {DIGEST: blank, **(metadata or {})},
+        **described,
+    }  # safetensors itself gives the metadata in no fixed order
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    place = header.index(f'"{DIGEST}":"{blank}"'.encode()) + len(DIGEST) + 4
+    state = hashlib.blake2b(header, digest_size=_HEX // 2)
+    state.update(data[8 + length :])
 
     def write(file: BinaryIO) -> None:
-        file.write(data[:place])
-        file.write(digest)
-        file.write(data[place + _HEX :])
+        file.write(header[:place])
+        file.write(state.hexdigest().encode())
+        file.write(header[place + _HEX :])
+        file.write(data[8 + length :])
 
     write_atomically(path, write)
 

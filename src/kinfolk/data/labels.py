@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from kinfolk.errors import KinfolkError
+from kinfolk.foreign import shown
 
 
 def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = None) -> tuple[list[int | None], list[str] | None]:
@@ -14,6 +17,9 @@ def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = 
     Whole numbers (also as text) are class indices and stay; −1, None, NaN and "" mean unlabelled. Anything else is a name: the
     classes are the sorted names, or `classes` where given.
     """
+    strange = next((value for value in values if isinstance(value, list | tuple | dict | set | np.ndarray)), None)
+    if strange is not None:
+        raise KinfolkError(f"{what} has the label {shown(repr(strange))}, of several values; a label must be one number or one text")
     present = {value for value in values if not _is_missing(value)}
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):

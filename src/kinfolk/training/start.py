@@ -85,6 +85,14 @@ def last_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] 
     return None
 
 
+def nothing_begun(run: Run) -> str:
+    """The sentence for a folder that is to be resumed and has no config.yaml: killed while the data was read, or a disk that was full."""
+    if run.checkpoint.exists():
+        return f"{run.config} is missing, and without it the run can't be resumed; restore it, or start a new run"
+    there = "; the images that were read are in its cache and need not be read again" if (run.path / "cache").is_dir() else ""
+    return f"nothing had begun in {run.path}: repeat the whole command that started it, with --data and its other options{there}"
+
+
 def require_same(run: Run, images: ImageData) -> None:
     """Refuses to go on where reading the data has given other samples than it did when the run began, a repaired file included."""
     found = Samples.read(run.samples).first_difference(images.samples)

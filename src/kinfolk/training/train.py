@@ -33,7 +33,16 @@ from kinfolk.training.ranks import announce, wait_for
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 from kinfolk.training.snapshots import Snapshots
-from kinfolk.training.start import last_state, num_processes, open_data, read_data, require_same, tell_start, write_start
+from kinfolk.training.start import (
+    last_state,
+    nothing_begun,
+    num_processes,
+    open_data,
+    read_data,
+    require_same,
+    tell_start,
+    write_start,
+)
 from kinfolk.training.towers import read_text
 from kinfolk.training.trainer import build_trainer
 
@@ -72,6 +81,8 @@ def train(
         raise UsageError("`resume` and `overwrite` exclude each other; give one of them")
     run = Run(Path(out))
     stored = TrainConfig.load(run.config) if resume and run.config.exists() else None
+    if resume and stored is None and data is None and recipe is None:
+        raise UsageError(nothing_begun(run))
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     config = placed(assemble(stored, recipe, named, settings))
