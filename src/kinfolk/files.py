@@ -117,6 +117,17 @@ def telling(path: Path) -> Iterator[None]:
         raise KinfolkError(f"{shown(str(path))} cannot be written: {_reason(error)}; what was there before is kept") from error
 
 
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turns an error of the file system that names a file, wherever it comes from, into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REASONS or error.filename is None:
+            raise
+        raise KinfolkError(why_failed(error)) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Makes a rename durable; not every system lets a folder be opened for that."""
     try:

@@ -72,8 +72,9 @@ def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits of the settings that shape the result."""
-    return hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    """32 hexadecimal digits of the settings that shape the result, but for files, which may be gone once a run is finished."""
+    counted = {key: value for key, value in settings.items() if key not in FILES}
+    return hashlib.blake2b(json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
 def require_identity(state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path) -> None:

@@ -43,8 +43,8 @@ class OpenedRun:
         wanted = settings_digest(shaping(self.config))
         if "settings" in meta and meta["settings"] != wanted:
             raise KinfolkError(
-                f"{self.path / WEIGHTS} is not of this run: it was exported with other settings (digest {shown(str(meta['settings']))[:8]}; "
-                f"config.yaml has {wanted[:8]}); put the run's own file or config.yaml back"
+                f"{self.path / WEIGHTS} is not of this run: it was exported with other settings (digest "
+                f"{shown(str(meta['settings']))[:8]}, config.yaml has {wanted[:8]}); put the run's own file or config.yaml back"
             )
         return encoder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from kinfolk.data.identity import samples_digest
 from kinfolk.data.sources import Source
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import plain_errors
 from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
@@ -29,7 +31,7 @@ from kinfolk.training.loader import BatchLoader
 from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
-from kinfolk.training.ranks import announce, wait_for
+from kinfolk.training.ranks import announce, naming_lost_ranks, telling_others, together, wait_for
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 from kinfolk.training.snapshots import Snapshots
@@ -89,14 +91,20 @@ def train(
     source = open_data(data, config, run)
     config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
-    if run.rank == 0 and (resume or overwrite):
-        run.require_own()
+    several = num_processes(config) > 1
     if stored is not None:
         refuse_changes(stored, config)
-    elif run.rank == 0 and not resume and not overwrite:
-        run.require_unused()
     console = Console(stderr=True) if progress and run.rank == 0 else None
-    with held(run.path, run.rank), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with ExitStack() as stack:
+        with telling_others(run.launch, run.rank, several):
+            if run.rank == 0 and (resume or overwrite):
+                run.require_own()
+            elif run.rank == 0:
+                run.require_unused()
+            stack.enter_context(held(run.path, run.rank))
+        stack.enter_context(together(run.launch, run.rank, several))
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        stack.enter_context(plain_errors())
         return _run(run, config, source, resume, overwrite, console)
 
 
@@ -161,7 +169,8 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             console,
         )
         try:
-            trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
+            with naming_lost_ranks(lambda: module.kept()) if several else nullcontext():
+                trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
         except KinfolkError as error:
             LOG.error("%s", error, extra={FILE_ONLY: True})
             raise
