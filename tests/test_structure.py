@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "kinfolk"
 # a concrete detector, is known to the engine and the objectives.
 ENGINE = {"pairs", "actions", "stats", "stores", "distributed"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
+    "errors": {"foreign"},
     "foreign": set(),
     "files": {"foreign"},
     "doubts": set(),

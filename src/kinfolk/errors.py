@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from kinfolk.foreign import printable
+
 
 class KinfolkError(ValueError):
-    """Something the user can mend: what was wrong, what was received, what to do."""
+    """Something the user can mend: what was wrong, what was received, what to do. Control characters in the message are escaped: it may
+    name files, classes and the like that others have named."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class UsageError(KinfolkError):

@@ -10,6 +10,8 @@ import numpy as np
 from kinfolk.errors import KinfolkError
 from kinfolk.foreign import shown
 
+_MOST = 1 << 31
+
 
 def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = None) -> tuple[list[int | None], list[str] | None]:
     """(labels, class names).
@@ -24,8 +26,8 @@ def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = 
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):
         for value, number in numbers.items():
-            if number < -1 or (classes is not None and number >= len(classes)):
-                limit = f"0 … {len(classes) - 1} ({len(classes)} classes)" if classes is not None else "0 or more"
+            if number < -1 or number >= (_MOST if classes is None else len(classes)):
+                limit = f"0 … {len(classes) - 1} ({len(classes)} classes)" if classes is not None else f"0 … {_MOST - 1}"
                 raise KinfolkError(f"{what} has the label {value!r}; labels must be {limit}, or -1 for unlabelled")
         index = {value: number for value, number in numbers.items() if number >= 0}
     else:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kinfolk.data.captions import Caption
 from kinfolk.data.difference import first_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.files import write_atomically
+from kinfolk.files import first_line, write_atomically
 
 Ints = npt.NDArray[np.int64]
 _CLASSES = b"kinfolk.classes"
@@ -136,7 +136,6 @@ class Samples:
     @classmethod
     def read(cls, path: str | Path) -> Samples:
         """Reads what `to_parquet` wrote."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
@@ -153,8 +152,10 @@ class Samples:
                 groups=column["group"].to_pylist() if "group" in column else None,
                 group_ids=column["group_id"].to_numpy().astype(np.int64) if "group_id" in column else None,
             )
-        except (OSError, pa.ArrowException, KeyError) as error:
-            raise KinfolkError(f"`{path}` is not a readable table of samples: {error}") from error
+        except FileNotFoundError:
+            raise KinfolkError(f"there is no table of samples at `{path}`; restore it, or start a new run") from None
+        except Exception as error:  # readers raise nearly anything on a broken file
+            raise KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}") from error
 
     def _take(self, rows: Sequence[int]) -> Samples:
         index = np.asarray(rows, dtype=np.int64)
