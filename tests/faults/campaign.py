@@ -6,6 +6,7 @@ Everything random comes from the seed that is printed first; `--seed` repeats a 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -53,8 +54,6 @@ def train_child(method: str, data: str, out: str, resume: bool, point: int, repo
     warnings.simplefilter("ignore")
     arm(point, None if report is None else Path(report), number)
     more = arguments(method, Path(data), Path(out))
-    import os
-
     if "WORLD_SIZE" in os.environ:
         more["settings"] = {**more["settings"], "trainer.devices": int(os.environ["WORLD_SIZE"])}
     train(**more, resume=resume)

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,7 +96,7 @@ def full_disk(after: int) -> Iterator[None]:
             self._file.close()
 
     def limited(path: Any, mode: str = "r", *others: Any, **more: Any) -> Any:
-        file = open(path, mode, *others, **more)
+        file = open(path, mode, *others, **more)  # noqa: SIM115
         return Limited(file) if "w" in mode or "a" in mode else file
 
     vars(kinfolk.files)["open"] = limited
@@ -204,9 +205,8 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     checkpoints = [read_checkpoint(run.checkpoint) for run in (one, other)]
     for part in ("kinfolk", "state_dict", "optimizer_states", "lr_schedulers"):
         _differ(checkpoints[0][part], checkpoints[1][part], part, found)
-    for name in ("model.safetensors", "towers.safetensors", "samples.parquet", "quarantine.csv"):
-        if (theirs / name).exists() and (ours / name).read_bytes() != (theirs / name).read_bytes():
-            found.append(name)
+    names = [name for name in ("model.safetensors", "towers.safetensors", "samples.parquet", "quarantine.csv") if (theirs / name).exists()]
+    found += [name for name in names if (ours / name).read_bytes() != (theirs / name).read_bytes()]
     timing = ("seconds", "refresh_seconds", "images_per_second")
     lines = [[{key: value for key, value in row.items() if key not in timing} for row in run.epochs()] for run in (one, other)]
     if lines[0] != lines[1]:
@@ -216,9 +216,14 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
 
 def _call(function: Callable[..., None], args: tuple[Any, ...], environment: dict[str, str]) -> None:
+    from kinfolk.errors import KinfolkError
+
     os.environ.update(environment)
     torch.set_num_threads(1)
-    function(*args)
+    try:
+        function(*args)
+    except KinfolkError as error:
+        sys.exit(f"  in a child: {error}")
 
 
 def _differ(ours: Any, theirs: Any, where: str, found: list[str]) -> None:

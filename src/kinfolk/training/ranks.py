@@ -91,9 +91,7 @@ def naming_lost_ranks(kept: Callable[[], str]) -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         if not any(word in str(error).lower() for word in _GONE):
             raise
-        raise RankLeftError(
-            f"another process of this training has ended ({first_line(error)[:80]}…); its own message says why. {kept()}"
-        ) from error
+        raise RankLeftError(f"another process of this training has ended, and its own message says why; {kept()}") from error
 
 
 def _leading(word: Path) -> Iterator[None]:
