@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 import warnings
 import zlib
 from pathlib import Path
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.files import telling
+from kinfolk.files import UNFINISHED, telling
 
 _CHUNK = 1 << 16
+_LONG_AGO = 3600.0
 
 
 @final
@@ -180,6 +182,10 @@ def _sweep(folder: Path) -> None:
         pid = path.name[len(f"kinfolk-{_host()}-") :].split("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _is_running(int(pid)):
             path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LONG_AGO:
+                path.unlink()
 
 
 def _is_running(pid: int) -> bool:

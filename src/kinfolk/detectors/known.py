@@ -90,6 +90,7 @@ def read_pairs(path: str | os.PathLike[str]) -> Tensor:
             import pyarrow.parquet as parquet
 
             table = parquet.read_table(path, partitioning=None)
+        table.column_names  # noqa: B018 — names that are not UTF-8 are an error here
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table of known kin ({first_line(error)})") from error
     columns = []
