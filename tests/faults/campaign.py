@@ -218,7 +218,7 @@ def main() -> int:
         ):
             start = time.monotonic()
             if number:
-                part(number, random.Random(f"{seed} {name}"), Path(folder), tally)  # type: ignore[operator]
+                part(number, random.Random(f"{seed} {name}"), Path(folder), tally)
                 print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)  # noqa: T201
     print(tally.table())  # noqa: T201
     return 0 if tally.all_held else 1

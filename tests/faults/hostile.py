@@ -119,9 +119,14 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
 
     numbers = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     files: dict[str, bytes] = {}
-    for name, save_as in (("a.npy", np.save), ("a.npz", np.savez), ("c.npz", np.savez_compressed)):
+    kinds: dict[str, Callable[[Any], object]] = {
+        "a.npy": lambda file: np.save(file, numbers),
+        "a.npz": lambda file: np.savez(file, features=numbers),
+        "c.npz": lambda file: np.savez_compressed(file, features=numbers),
+    }
+    for name, write in kinds.items():
         file = io.BytesIO()
-        save_as(file, **({"arr": numbers} if save_as is np.save else {"features": numbers}))  # type: ignore[operator]
+        write(file)
         files[name] = file.getvalue()
     labels = io.BytesIO()
     np.save(labels, np.arange(40))

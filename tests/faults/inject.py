@@ -141,7 +141,7 @@ def arm(point: int, report: Path | None = None, number: int = signal.SIGKILL) ->
         moment()
         return loss
 
-    TrainingModule.training_step = training_step  # type: ignore[method-assign]
+    TrainingModule.training_step = training_step  # type: ignore[method-assign,assignment]
     from kinfolk import files
 
     write = files._Hashing.write

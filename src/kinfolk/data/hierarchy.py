@@ -51,9 +51,8 @@ class Hierarchy:
         roots = sorted(set(self.parents.values()) - self.parents.keys())
         if len(roots) > 1:
             more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
-            raise KinfolkError(
-                f"{name} has {len(roots)} roots ({', '.join(shown(repr(root)) for root in roots[:3])}{more}); add a line for each that names a common parent"
-            )
+            some = ", ".join(shown(repr(root)) for root in roots[:3])
+            raise KinfolkError(f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a common parent")
         self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
