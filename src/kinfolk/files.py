@@ -214,14 +214,15 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     write_atomically(path, write)
 
 
-def check_safetensors(path: Path, metadata: Mapping[str, str]) -> None:
+def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False) -> None:
     """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors` wrote.
 
-    Files of other programs have no digest and are not checked; one with other keys of kinfolk must have it.
+    Files of other programs have no digest and are not checked; one with other keys of kinfolk, or of which it is known that it is `own`, must
+    have it.
     """
     digest = metadata.get(DIGEST)
     if digest is None:
-        if any(key.startswith("kinfolk") for key in metadata):
+        if own or any(key.startswith("kinfolk") for key in metadata):
             raise DamagedFileError("its metadata has no digest: it was changed, or written by an older version")
         return
     with open(path, "rb") as file:

@@ -83,7 +83,7 @@ def read_snapshots(folder: Path) -> list[Snapshot]:
 def _read(path: Path) -> Snapshot | None:
     try:
         with safe_open(path, "numpy") as file:
-            check_safetensors(path, file.metadata() or {})
+            check_safetensors(path, file.metadata() or {}, own=True)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
         return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
     except (KinfolkError, SafetensorError, OSError, KeyError):
