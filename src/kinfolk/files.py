@@ -217,8 +217,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
 def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False) -> None:
     """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors` wrote.
 
-    Files of other programs have no digest and are not checked; one with other keys of kinfolk, or of which it is known that it is `own`, must
-    have it.
+    Files of other programs have no digest and are not checked; one with other keys of kinfolk, or one that is known to be `own`, must have
+    it.
     """
     digest = metadata.get(DIGEST)
     if digest is None:

@@ -56,7 +56,7 @@ def _held(path: Path, data: bytes, read: Reader) -> tuple[bool, str]:
 def made() -> list[tuple[str, bytes, Reader]]:
     """(name, content, reader) of files that are made to harm."""
     bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
-    deep = b"[" * 100_000
+    deep = b"[" * 5_000
     evil = pickle.dumps(_Evil())
     header = json.dumps({"features": {"dtype": "F32", "shape": [1 << 40, 8], "data_offsets": [0, 32]}}).encode()
     overlapping = json.dumps({n: {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]} for n in ("features", "x")}).encode()
