@@ -41,6 +41,7 @@ _REASONS = {
     errno.ENOENT: "its folder was removed",
     errno.ENOTDIR: "its folder is no folder any more",
     errno.EEXIST: "its folder is no folder",
+    errno.EISDIR: "there is a folder of that name; remove it",
     errno.EIO: "the disk reports an error",
 }
 
@@ -144,6 +145,8 @@ def sync_folder(folder: Path) -> None:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one printable line without a full stop."""
+    if isinstance(error, OSError) and error.strerror:
+        return shown(str(error.strerror))
     return shown((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
 
 

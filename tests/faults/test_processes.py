@@ -44,7 +44,7 @@ def test_rank_zero_that_refuses_ends_the_others_at_once(tmp_path: Path, launcher
     (tmp_path / "run" / "thesis.tex").write_text("mine", encoding="utf-8")
     calls = [(refused, ("digits", str(tmp_path / "run")), environment) for environment in as_ranks(2, launcher)]
     start = time.monotonic()
-    assert in_children(calls, patience=100) == [1, 1]  # type: ignore[arg-type]
+    assert in_children(calls, patience=100) == [1, 1]
     assert time.monotonic() - start < 90
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
@@ -67,7 +67,7 @@ def test_rank_zero_that_is_killed_or_fails_is_noticed(tmp_path: Path, monkeypatc
 
 def test_a_lost_rank_is_told_in_a_sentence() -> None:
     text = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3171"
-    with pytest.raises(ranks.RankLeftError, match="another process of this training has ended.*; all is well$") as caught:
+    with pytest.raises(ranks.RankLeftError, match=r"another process of this training has ended.*; all is well$") as caught:  # noqa: SIM117
         with ranks.naming_lost_ranks(lambda: "all is well"):
             raise RuntimeError(text)
     assert "gloo" not in str(caught.value)
@@ -86,15 +86,15 @@ def test_ctrl_c_exits_130(tmp_path: Path, times: int) -> None:
     command = [sys.executable, "-m", "kinfolk", "train", "--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "500"]
     command += ["--model", "resnet10", "--set", "model.width=4", "--set", "knn.every=0", "--set", "trainer.loggers=[]", "--no-report"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    assert child.stderr is not None
-    for line in child.stderr:
-        if line.startswith("epoch 1/"):
-            break
-    for _ in range(times):
-        child.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-    said = child.stderr.read()
-    assert child.wait(timeout=120) == 130, said
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("epoch 1/"):
+                break
+        for _ in range(times):
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        said = child.stderr.read()
+    assert child.returncode == 130, said
     assert "Interrupted: the training was ended" in said
     assert "Traceback" not in said
