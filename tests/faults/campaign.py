@@ -9,6 +9,7 @@ import argparse
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,8 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.faults.hostile import hostile_files
-from tests.faults.inject import arm, as_ranks, differences, flipped, in_children, mutated, replaced
+from tests.faults.inject import arm, as_ranks, differences, flipped, full_disk, in_children, mutated, replaced
 from tests.faults.methods import METHODS, arguments, write_data
 
 RANKED = ("sogclr+glofnd", "moco+glofnd", "clip+glofnd")
@@ -122,6 +125,82 @@ def rank_kills(number: int, chance: random.Random, room: Path, tally: Tally) -> 
         tally.add("ranks killed", not wrong, f"{method}, {launcher}, rank {rank} at {point}: {', '.join(wrong[:4])}")
 
 
+def full_disks(number: int, chance: random.Random, room: Path, tally: Tally) -> None:
+    """Disks that are full after so many bytes: told in a sentence, and what is resumed ends as if nothing had been."""
+    from kinfolk.errors import KinfolkError
+    from kinfolk.training.train import train
+
+    data = room / "data"
+    write_data(data)
+    for turn in range(number):
+        method = METHODS[turn % len(METHODS)]
+        whole, out = room / "whole" / method, room / "full" / method
+        if not whole.exists():
+            train(**arguments(method, data, whole))
+        shutil.rmtree(out, ignore_errors=True)
+        size, message = chance.randrange(1 << chance.randrange(10, 23)), "nothing"
+        try:
+            with full_disk(size):
+                train(**arguments(method, data, out))
+        except KinfolkError as error:
+            message = str(error)
+        if message != "nothing" and "the disk is full" not in message:
+            tally.add("full disks", False, f"{method}, {size} bytes: {message}")
+            continue
+        train(**arguments(method, data, out), resume=True)
+        wrong = differences(out, whole)
+        tally.add("full disks", not wrong, f"{method}, {size} bytes: {', '.join(wrong[:4])}")
+
+
+def small_disks(number: int, chance: random.Random, room: Path, tally: Tally) -> None:
+    """The same on a file system that is really full, with the logs of TensorBoard on it, where one may be mounted."""
+    data, place, report = room / "data", room / "small", room / "report"
+    write_data(data)
+    place.mkdir()
+    method = "sogclr+glofnd"
+    whole = room / "whole" / method
+    for _ in range(number):
+        size = chance.randrange(8, 600)
+        if subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)], capture_output=True, check=False
+        ).returncode:
+            print("small disks: not permitted here", flush=True)  # noqa: T201
+            return
+        try:
+            report.unlink(missing_ok=True)
+            in_children([(tell_child, (method, str(data), str(place / "run"), str(report)), {})])
+            message = report.read_text(encoding="utf-8") if report.exists() else "it ended without a word"
+            if message not in ("nothing",) and "the disk is full" not in message:
+                tally.add("small disks", False, f"{size} KiB: {message}")
+                continue
+            subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+            (code,) = in_children([(train_child, (method, str(data), str(place / "run"), True, 0, None), {})])
+            if not whole.exists():
+                in_children([(train_child, (method, str(data), str(whole), False, 0, None), {})])
+            wrong = [f"exit code {code}"] if code != 0 else differences(place / "run", whole)
+            tally.add("small disks", not wrong, f"{size} KiB: {', '.join(wrong[:4])}")
+        finally:
+            subprocess.run(["umount", str(place)], check=True)
+
+
+def tell_child(method: str, data: str, out: str, report: str) -> None:
+    """A training that leaves what its error said: one of ours, or the traceback's last line."""
+    from kinfolk.errors import KinfolkError
+    from kinfolk.training.train import train
+
+    warnings.simplefilter("ignore")
+    more = arguments(method, Path(data), Path(out))
+    more["settings"] = {**more["settings"], "trainer.loggers": ["tensorboard"], "trainer.log_every": 1}
+    message = "nothing"
+    try:
+        train(**more)
+    except KinfolkError as error:
+        message = str(error)
+    except BaseException as error:
+        message = f"{type(error).__name__}: {error}"
+    Path(report).write_text(message, encoding="utf-8")
+
+
 def _ranks(method: str, data: Path, out: Path, resume: bool, points: list[int], launcher: str, patience: float = 300) -> list[int | None]:
     calls: list[Any] = [
         (train_child, (method, str(data), str(out), resume, point, None), environment)
@@ -202,6 +281,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of everything random; another each time unless it is given")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--flips", type=int, default=150, help="of each of eight files")
+    parser.add_argument("--disks", type=int, default=20, help="full disks")
     parser.add_argument("--files", type=int, default=300, help="hostile files")
     parser.add_argument("--ranks", type=int, default=20, help="ranks to kill")
     chosen = parser.parse_args()
@@ -209,10 +289,13 @@ def main() -> int:
     print(f"seed {seed}", flush=True)  # noqa: T201
     tally = Tally()
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # bit for bit the same result is promised for one number of threads
     with tempfile.TemporaryDirectory(prefix="kinfolk-faults-") as folder:
         for name, part, number in (
             ("bit flips", flips, chosen.flips),
             ("hostile files", hostile_files, chosen.files),
+            ("full disks", full_disks, chosen.disks),
+            ("small disks", small_disks, chosen.disks),
             ("kills", kills, chosen.kills),
             ("ranks", rank_kills, chosen.ranks),
         ):

@@ -63,8 +63,10 @@ METHODS = (*IMAGES, *TEXT)
 
 def write_data(folder: Path) -> None:
     """The samples of all trainings: 48 images of 8 × 8 with labels, some known pairs, and 24 images with captions."""
+    if folder.exists():  # its times of modification stand in samples.parquet
+        return
     random = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     np.savez(folder / "images.npz", x_train=random.integers(0, 256, (48, 8, 8, 3), dtype=np.uint8), y_train=np.arange(48) % 4)
     lines = "".join(f"{anchor},{anchor + 4}\n" for anchor in range(0, 40, 3))
     (folder / "pairs.csv").write_text(f"anchor,kin\n{lines}", encoding="utf-8")

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -50,6 +51,13 @@ def together(word: Path, rank: int, several: bool) -> Iterator[None]:
         yield from _leading(word)
     else:
         yield from _following(word)
+
+
+def sign_in(rank: int, several: bool) -> None:
+    """Leaves the number of rank zero's process where ranks of the same machine see it, before it has touched the run folder."""
+    if several and rank == 0 and _external() is not None:
+        with contextlib.suppress(OSError):
+            _presence().write_text(str(os.getpid()), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -111,6 +119,8 @@ def _leading(word: Path) -> Iterator[None]:
         raise
     finally:
         over.set()
+        with contextlib.suppress(OSError):
+            _presence().unlink()
         if word.parent.is_dir():
             with contextlib.suppress(KinfolkError):
                 _tell(word, state, message)
@@ -152,11 +162,14 @@ class _Watch:
         self.word, self.first_sign, self.ready = word, first_sign, False
         self._sign: tuple[int, str] | None = None
         self._seen = time.monotonic()
+        self._since = time.time() - OLD
 
     def gone(self) -> str | None:
         """Why rank zero counts as gone; None as long as it does not."""
         state = self._state()
         if state is None:
+            if self._left_early():
+                return "rank zero has ended without a word, as if killed, before it had begun"
             if time.monotonic() - self._seen > self.first_sign:
                 return f"rank zero has not said in {self.word} that it has begun; all ranks must see the same folder"
             return None
@@ -170,6 +183,14 @@ class _Watch:
         if time.monotonic() - self._seen > SILENCE:
             return f"rank zero, on {state['host']}, has given no sign of life for {SILENCE / 60:.0f} minutes"
         return None
+
+    def _left_early(self) -> bool:
+        """Whether rank zero has signed in on this machine and is not there any more."""
+        try:
+            pid, signed = int(_presence().read_text(encoding="utf-8")), _presence().stat().st_mtime
+        except (OSError, ValueError):
+            return False
+        return signed > self._since and not _is_running(pid)
 
     def _state(self) -> dict[str, Any] | None:
         place = _note(self.word) if _note(self.word).exists() else self.word
@@ -195,6 +216,12 @@ def _tell(word: Path, state: str, message: str = "") -> None:
 def _note(word: Path) -> Path:
     """Beside `word`, and of this launch alone: the folder may belong to another."""
     return word.with_name(f"{word.name}-{hashlib.blake2b(_name().encode(), digest_size=6).hexdigest()}")
+
+
+def _presence() -> Path:
+    """Of this launch and this user, on this machine."""
+    name = hashlib.blake2b(f"{_name()} {os.getuid() if hasattr(os, 'getuid') else ''}".encode(), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
 
 
 def _alive(state: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from kinfolk.training.loader import BatchLoader
 from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
-from kinfolk.training.ranks import announce, naming_lost_ranks, telling_others, together, wait_for
+from kinfolk.training.ranks import announce, naming_lost_ranks, sign_in, telling_others, together, wait_for
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 from kinfolk.training.snapshots import Snapshots
@@ -88,10 +88,11 @@ def train(
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     config = placed(assemble(stored, recipe, named, settings))
-    source = open_data(data, config, run)
-    config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     several = num_processes(config) > 1
+    sign_in(run.rank, several)
+    source = open_data(data, config, run)
+    config = fit_to_data(config, source)
     if stored is not None:
         refuse_changes(stored, config)
     console = Console(stderr=True) if progress and run.rank == 0 else None
