@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -44,6 +45,7 @@ _REASONS = {
     errno.EISDIR: "there is a folder of that name; remove it",
     errno.EIO: "the disk reports an error",
 }
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 class DamagedFileError(KinfolkError):
@@ -119,14 +121,26 @@ def telling(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turns an error of the file system that names a file, wherever it comes from, into a sentence."""
+def plain_errors(folder: Path) -> Iterator[None]:
+    """Turns an error of the file system that names a file, or that says that nothing can be written, into a sentence, wherever it comes
+    from: loggers too write into `folder`. Their threads meet the same error and are not heard."""
+    usual = threading.excepthook
+
+    def heard(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _UNWRITABLE):
+            usual(args)
+
+    threading.excepthook = heard
     try:
         yield
     except OSError as error:
-        if error.errno not in _REASONS or error.filename is None:
-            raise
-        raise KinfolkError(why_failed(error)) from error
+        if error.errno in _REASONS and error.filename is not None:
+            raise KinfolkError(why_failed(error)) from error
+        if error.errno in _UNWRITABLE:
+            raise KinfolkError(f"a file in {shown(str(folder))} cannot be written: {_REASONS[error.errno]}") from error
+        raise
+    finally:
+        threading.excepthook = usual
 
 
 def sync_folder(folder: Path) -> None:

@@ -105,7 +105,7 @@ def train(
             stack.enter_context(held(run.path, run.rank))
         stack.enter_context(together(run.launch, run.rank, several))
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        stack.enter_context(plain_errors())
+        stack.enter_context(plain_errors(run.path))
         return _run(run, config, source, resume, overwrite, console)
 
 
