@@ -8,8 +8,11 @@ in its header too and is verified on loading; files of other programs have none.
 from __future__ import annotations
 
 import json
+import os
 import pickle
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +153,29 @@ def _built(config: dict[str, Any]) -> nn.Module:
         raise KeyError(f"its name {name!r} is not that of a network")
     if width is not None and not (isinstance(width, int) and 0 < width <= _WIDEST):
         raise KeyError(f"its width {width!r} is not in 1 … {_WIDEST}")
-    return build_encoder(**config)
+    with _offline():
+        return build_encoder(**config)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Some networks of open_clip would ask the Hugging Face hub for the configuration of a part; here it answers from its cache only."""
+    hub, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
+    constants = sys.modules.get("huggingface_hub.constants")
+    was = getattr(constants, hub, None)
+    os.environ[hub] = "1"
+    if constants is not None:
+        setattr(constants, hub, True)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[hub]
+        else:
+            os.environ[hub] = before
+        constants = sys.modules.get("huggingface_hub.constants")
+        if constants is not None:
+            setattr(constants, hub, bool(was) if was is not None else before is not None)
 
 
 def _inner(encoder: nn.Module) -> nn.Module:

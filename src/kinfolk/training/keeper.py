@@ -117,6 +117,7 @@ class Keeper(pl.Callback):
             "format": FORMAT,
             "epoch": self._finished,
             "step": trainer.global_step,
+            "epochs": self.epochs,
             "finished": self._finished >= self.epochs,
             "best": self.best,
             **self.identity,
@@ -151,6 +152,8 @@ class Keeper(pl.Callback):
         for new, old in pairwise(reversed(older)):
             if old.exists():
                 os.replace(old, new)
+        for path in set(self.path.parent.glob(f"{self.path.stem}-*.ckpt")) - set(older):  # of a run that kept more
+            path.unlink()
         if older and self.path.exists():
             older[0].unlink(missing_ok=True)
             _linked(self.path, older[0])

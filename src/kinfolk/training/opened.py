@@ -58,7 +58,8 @@ class OpenedRun:
         if not file.is_file():
             raise UsageError(f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet")
         tokenizer = read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
-        pair = Pair(*networks(self.config, (3,)), *text_networks(self.config, tokenizer))
+        bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})  # the file has all weights
+        pair = Pair(*networks(bare, (3,)), *text_networks(bare, tokenizer))
         begin_from(pair, file)
         return Towers(pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu")
 

@@ -31,7 +31,7 @@ BEAT, SILENCE, FIRST_SIGN, GRACE, OLD = 5.0, 300.0, 1800.0, 10.0, 120.0
 that a rank has to end by itself when rank zero has gone; and after which a word that is found may be one of an earlier launch."""
 NOTICE = 3.0
 PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
-_GONE = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "tcpstore", "store", "timed out", "connect() ")
+_GONE = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
 
 
 class RankLeftError(KinfolkError):

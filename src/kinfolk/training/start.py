@@ -129,6 +129,8 @@ def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str
         LOG.info("gradients of %d batches are accumulated for each step; this adds no negatives", config.trainer.accumulate)
     if state is not None:
         LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
+        if state["epochs"] != config.epochs:
+            LOG.warning("`epochs` was %d until now: all schedules go by %d from here on", state["epochs"], config.epochs)
     where = f"{config.trainer.accelerator} × {num_processes(config)}, {config.trainer.precision}"
     LOG.info("%s", f"{config.method} on {images.num_train:,} samples for {config.epochs} epochs, {config.model.name}, {where}")
 
