@@ -135,6 +135,17 @@ def test_the_model_of_another_run_is_refused(run: Run, tmp_path: Path) -> None:
         open_run(done.path).encoder()
 
 
+def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:
+    from kinfolk.files import write_safetensors
+    from kinfolk.training.snapshots import SAMPLES, read_snapshots, snapshot_file
+
+    tensors = {"ids": torch.arange(3), "embedding": torch.zeros(3, 2).half()}
+    for epoch, digest in ((1, "ours"), (2, "theirs")):
+        write_safetensors(snapshot_file(tmp_path, epoch), tensors, {SAMPLES: digest})
+    assert [snapshot.epoch for snapshot in read_snapshots(tmp_path, "ours")] == [1]
+    assert len(read_snapshots(tmp_path)) == 2
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Run) -> None:
     train(out=run.path, resume=True, progress=False)
     whole = run.model.read_bytes()
