@@ -46,7 +46,7 @@ def _held(path: Path, data: bytes, read: Reader) -> tuple[bool, str]:
         read(path)
     except KinfolkError as error:
         message = str(error)
-        fine = message.isprintable() and 10 < len(message) < 2000
+        fine = message.isprintable() and 10 < len(message) <= 4000
         return fine and not ran.exists(), f"{path.name}: {message[:300]!r}"
     except Exception as error:
         return False, f"{path.name}: {type(error).__name__}: {str(error)[:200]}"

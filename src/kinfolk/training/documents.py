@@ -61,7 +61,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and isinstance(row.get("epoch"), int) and isinstance(row.get("step"), int):
+        if isinstance(row, dict) and isinstance(row.get("epoch"), int):
             rows.append(row)
         else:
             torn.append(number)

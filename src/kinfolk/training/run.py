@@ -173,4 +173,4 @@ class Run:
         rows, torn = read_rows(self.metrics)
         if torn and torn[0] <= len(rows):
             warnings.warn(about_torn(self.metrics, torn), KinfolkWarning, stacklevel=2)
-        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step))
