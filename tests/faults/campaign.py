@@ -70,7 +70,7 @@ def kills(number: int, chance: random.Random, room: Path, tally: Tally) -> None:
     moments: dict[str, int] = {}
     while done < number:
         method = METHODS[turn % len(METHODS)]
-        whole, out = room / "whole" / method, room / "killed" / method
+        whole, out = room / "never-killed" / method, room / "killed" / method
         if method not in moments:
             report = room / "moments"
             (code,) = in_children([(train_child, (method, str(data), str(whole), False, 0, str(report)), {})])

@@ -77,7 +77,9 @@ def test_a_lost_rank_is_told_in_a_sentence() -> None:
 
 def test_synchronised_batchnorm_needs_a_gpu() -> None:
     with pytest.raises(UsageError, match=r"`trainer\.sync_batchnorm` \(=true\) needs GPUs"):
-        resolve_trainer(TrainConfig().with_settings({"trainer.sync_batchnorm": True, "trainer.accelerator": "cpu"}).trainer)
+        resolve_trainer(
+            TrainConfig().with_settings({"trainer.sync_batchnorm": True, "trainer.accelerator": "cpu", "trainer.devices": 2}).trainer
+        )
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -72,6 +72,9 @@ class TrainingModule(pl.LightningModule):
         self.last: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
         self.kept: Callable[[], str] = lambda: "no checkpoint was saved"
         self.channels_last = channels_last and not _crashes_channels_last(framework)
+        for part in framework.modules():
+            if type(part) is nn.Conv2d and part.kernel_size != (1, 1):
+                part.__class__ = OnePixelConv2d
         if self.channels_last:
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -138,6 +141,22 @@ class TrainingModule(pl.LightningModule):
             "settings it would come to the same: try a lower learning rate or a higher temperature. "
             f"Sample ids of the batch: {', '.join(map(str, ids.tolist()[:512]))}"
         )
+
+
+class OnePixelConv2d(nn.Conv2d):
+    """A convolution that is computed in 32 bits where its input is one pixel wide or high, on a CPU under autocast.
+
+    There oneDNN leaves the gradient of the taps that see only padding unwritten, in bfloat16: strided 3×3 and any 5×5 kernels gave random
+    numbers up to NaN, in both memory layouts (oneDNN v3.12, torch 2.13). Small views through a stem for large ones come to that.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if input.device.type != "cpu" or min(input.shape[-2:]) > 1 or not torch.is_autocast_enabled("cpu"):
+            out: Tensor = super()._conv_forward(input, weight, bias)
+            return out
+        with torch.autocast("cpu", enabled=False):
+            out = super()._conv_forward(input.float(), weight.float(), None if bias is None else bias.float())
+        return out
 
 
 def _crashes_channels_last(module: nn.Module) -> bool:
