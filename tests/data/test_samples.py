@@ -70,7 +70,7 @@ def test_parquet_columns(tmp_path: Path) -> None:
 def test_not_a_table_of_samples(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"no")
     for path in (tmp_path / "a", tmp_path / "missing"):
-        with pytest.raises(KinfolkError, match="not a readable table of samples"):
+        with pytest.raises(KinfolkError, match=r"not a readable table of samples|there is no table of samples"):
             Samples.read(path)
 
 
@@ -163,5 +163,5 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(KinfolkError, match=r"the table of samples can't be written to .*give another `cache_dir`"):
+    with pytest.raises(KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is no folder"):
         many(10).mapped(tmp_path / "file")

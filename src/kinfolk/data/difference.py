@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kinfolk.foreign import shown as shown
+
 if TYPE_CHECKING:
     from kinfolk.data.samples import Samples
 
@@ -67,12 +69,6 @@ def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
     if was == now:
         return None
     return next((row for row, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
-
-
-def shown(key: str) -> str:
-    """A key as it can stand in a message: control characters escaped, the middle of a long one left out."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in key)
-    return text if len(text) <= 160 else f"{text[:80]}…{text[-79:]}"
 
 
 def _labels(samples: Samples) -> list[int | None]:

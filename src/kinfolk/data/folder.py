@@ -80,13 +80,17 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
 
     `train/` beside `test/`, `val/`, `valid/` or `validation/` (or alone) at the top makes splits; otherwise all is "train".
     """
-    tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
+    try:
+        tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
+    except OSError as error:
+        raise KinfolkError(f"the folder `{shown(str(root))}` can't be read: {error.strerror}") from error
     splits = {name: SPLITS[name] for name in tops if name in SPLITS}
     if "train" not in splits or (len(splits) == 1 and len(tops) > 1):
         splits = {}
     found: list[tuple[str, str, str, str | None]] = []
-    refused, others = [], 0
-    for parts, path, plain in _walk(str(root), (), ()):
+    refused: list[tuple[str, str]] = []
+    others = 0
+    for parts, path, plain in _walk(str(root), (), (), refused):
         key = _text("/".join(parts))
         verdict = _inspect(path, plain)
         if verdict == "other":
@@ -110,22 +114,25 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     return FileSource(f"`{root}`", items, [path for _, path, *_ in found], classes, sorted(refused))
 
 
-def _walk(folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[str, ...], str, bool]]:
+def _walk(
+    folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: list[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, ...], str, bool]]:
     """(path parts, path, whether it is surely a regular file) of every file that is not hidden. A link to a folder is followed unless it
-    leads back to one above."""
-    here = os.stat(folder)
-    if (here.st_dev, here.st_ino) in above:
-        return
-    above = (*above, (here.st_dev, here.st_ino))
+    leads back to one above. A folder that can't be read is added to `refused`."""
     try:
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in above:
+            return
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise KinfolkError(f"the folder `{shown(folder)}` can't be read: {error.strerror}") from error
+        refused.append(("/".join(map(_text, parts)) + "/", f"the folder can't be read: {error.strerror}"))
+        return
+    above = (*above, (here.st_dev, here.st_ino))
     for entry in entries:
         if _hidden(entry.name):
             continue
         if _is_folder(entry):
-            yield from _walk(entry.path, (*parts, entry.name), above)
+            yield from _walk(entry.path, (*parts, entry.name), above, refused)
         else:
             yield (*parts, entry.name), entry.path, entry.is_file(follow_symlinks=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -28,9 +29,11 @@ class ImageData:
 
     Attributes:
         folder: of the pixel cache; None where the pixels are in memory.
+        verify: raises if rows of the cache are not as they were written; None where they are in memory.
     """
 
     folder: Path | None = None
+    verify: Callable[[Tensor], None] | None = None
 
     def __init__(self, samples: Samples, cache: Tensor | StreamedPixels, rows: Tensor | None, quarantine: list[tuple[str, str]]) -> None:
         self.samples, self.quarantine, self.rows = samples, quarantine, rows
@@ -54,7 +57,10 @@ class ImageData:
         ids = ids.to("cpu", torch.int64)
         if self.stream is not None:
             return self.stream.pixels(ids)
-        return self._cache.index_select(0, ids if self.rows is None else self.rows.index_select(0, ids))
+        rows = ids if self.rows is None else self.rows.index_select(0, ids)
+        if self.verify is not None:
+            self.verify(rows)
+        return self._cache.index_select(0, rows)
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(I,) places of the first of `ids` (B,) of each distinct image, by its bytes, and (B,) which of these each is a copy of."""

@@ -85,7 +85,8 @@ def prepare(
             )
             found = _decode(roster, results, store, folder, progress)
     data = roster.image_data(*found, keep)
-    data.folder = None if folder is None else folder.path
+    if folder is not None:
+        data.folder, data.verify = folder.path, folder.verify
     return data
 
 

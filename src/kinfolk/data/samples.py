@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +17,12 @@ from kinfolk.data.captions import Caption
 from kinfolk.data.difference import first_difference
 from kinfolk.data.text_column import TextColumn
 from kinfolk.errors import KinfolkError
+from kinfolk.files import DamagedFileError, first_line, telling, write_atomically
 
 Ints = npt.NDArray[np.int64]
 _CLASSES = b"kinfolk.classes"
 _ARCHIVES = b"kinfolk.archives"
+_PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -175,58 +176,56 @@ class Samples:
         table = pa.table(columns)
         if self.classes is not None:
             table = table.replace_schema_metadata({_CLASSES: json.dumps(self.classes).encode()})
-        pq.write_table(table, Path(path))
+        write_atomically(Path(path), lambda file: pq.write_table(table, file))
 
     @classmethod
     def read(cls, path: str | Path) -> Samples:
         """Reads what `to_parquet` wrote."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
             return cls._of_table(pq.read_table(Path(path)))
-        except (OSError, pa.ArrowException, KeyError) as error:
-            raise KinfolkError(f"`{path}` is not a readable table of samples: {error}") from error
+        except FileNotFoundError:
+            raise KinfolkError(f"there is no table of samples at `{path}`; restore it, or start a new run") from None
+        except Exception as error:  # readers raise nearly anything on a broken file
+            raise KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}") from error
 
     def packed(self) -> Samples:
         """The same table in its compact form, in memory."""
         return self._of_table(self._compact())
 
     def mapped(self, folder: str | Path) -> Samples:
-        """The same table from a file in `folder`, which all processes of the machine share; the file is named by its content."""
-        import pyarrow as pa
-
+        """The same table from a file in `folder`, which all processes of the machine share; the file is named by the digest of its bytes.
+        One that is damaged is written anew."""
         table = self._compact()
-        content = hashlib.blake2b(repr(table.schema.metadata).encode(), digest_size=8)
-        for column in table.columns:
-            for buffer in column.chunk(0).buffers() if column.num_chunks else ():
-                content.update(b"" if buffer is None else buffer)
-        path = Path(folder) / f"samples-{content.hexdigest()}.arrow"
-        if not path.exists():
-            draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                    writer.write_table(table)
-                os.replace(draft, path)
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    draft.unlink()
-                raise KinfolkError(
-                    f"the table of samples can't be written to `{folder}`: {error.strerror or error}; give another `cache_dir`"
-                ) from error
+        name = hashlib.blake2b(digest_size=8)
+        _write_table(table, _Digested(name))
+        path = Path(folder) / f"samples-{name.hexdigest()}.arrow"
+        if path.exists():
+            with contextlib.suppress(KinfolkError):
+                return self.open(path)
+        with telling(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: _write_table(table, file))
         return self.open(path)
 
     @classmethod
     def open(cls, path: str | Path) -> Samples:
-        """Maps a file that `mapped` wrote."""
+        """Maps a file that `mapped` wrote; one whose bytes do not match its name is refused."""
         import pyarrow as pa
 
+        path = Path(path)
         try:
+            with open(path, "rb") as file:
+                digest = hashlib.blake2b(digest_size=8)
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+            if path.stem != f"samples-{digest.hexdigest()}":
+                raise DamagedFileError("its bytes do not match the digest in its name")
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            return replace(cls._of_table(table), file=Path(path))
-        except (OSError, pa.ArrowException, KeyError) as error:
-            raise KinfolkError(f"`{path}` is not a readable table of samples: {error}") from error
+            return replace(cls._of_table(table), file=path)
+        except Exception as error:  # readers raise nearly anything on a broken file
+            raise KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}") from error
 
     def _compact(self) -> Any:
         """As a table of one record batch: 32 bits where they suffice, splits as numbers, digests as eight bytes."""
@@ -295,6 +294,36 @@ def _strings(values: Sequence[Any]) -> Any:
         return values.array.cast(pa.string())
     several = any(isinstance(value, tuple) for value in values)
     return pa.array(list(values), pa.list_(pa.string()) if several else pa.string())
+
+
+class _Digested:
+    """A file of which nothing is kept but the digest."""
+
+    closed = False
+
+    def __init__(self, state: hashlib.blake2b) -> None:
+        self._state, self._written = state, 0
+
+    def write(self, data: Any) -> int:
+        self._state.update(data)
+        self._written += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _write_table(table: Any, file: Any) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 def _one_chunk(column: Any) -> Any:

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from kinfolk.errors import KinfolkError
+from kinfolk.files import read_sealed_text, write_sealed_text
+
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
-_VERSION = 2
+_VERSION = 4
 _BLOCK = 512
 _END = bytes(_BLOCK)
 _HARMLESS = frozenset((b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment"))
@@ -75,9 +78,8 @@ class ShardIndex:
         for path, (state, shard) in self._new.items():
             place = _place(Path(folder), path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            draft = place.with_name(f"{place.name}.{os.getpid()}.part")
-            draft.write_text(json.dumps([_VERSION, state, shard.fault, shard.entries]), encoding="utf-8")
-            os.replace(draft, place)
+            text = json.dumps([_VERSION, state, shard.fault, shard.entries])
+            write_sealed_text(place, text)
         self._new.clear()
 
 
@@ -218,9 +220,9 @@ def _place(folder: Path, shard: Path) -> Path:
 def _read(place: Path, state: list[int]) -> Shard | None:
     """What an index file says, if it is whole and of this state of the shard."""
     try:
-        version, of, fault, entries = json.loads(place.read_text(encoding="utf-8"))
+        version, of, fault, entries = json.loads(read_sealed_text(place))
         if (version, of) != (_VERSION, state):
             return None
         return Shard([Entry(key, None if image is None else tuple(image), *rest) for key, image, *rest in entries], fault)
-    except (OSError, ValueError, TypeError):
+    except (KinfolkError, OSError, ValueError, TypeError):
         return None

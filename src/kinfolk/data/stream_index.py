@@ -1,8 +1,9 @@
 """The table of streamed data: which images there are and where they lie, found once and kept in a file that later runs and all ranks map.
 
 Shards are read through for their headers, one after the other, so building the table needs the memory of the table and of one shard. The
-file is named by the state of what it describes (for shards: path, size and time of modification of each; for a folder: those of every
-folder below it), so a file that belongs to another state is not found. A folder is not listed again while none of its folders has changed.
+file is found by the state of what it describes (for shards: path, size and time of modification of each, and whether it can be read; for a
+folder: those of every folder below it), so a file that belongs to another state is not found. A folder is not listed again while none of
+its folders has changed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from kinfolk.data.shards import Refusals, shard_names
 from kinfolk.data.text_column import TextColumn
 from kinfolk.data.unchanged import SPLIT_RANK, arrange
 from kinfolk.errors import KinfolkError
+from kinfolk.files import DamagedFileError, read_sealed_text, telling, write_sealed_text
 
-_VERSION = 1
+_VERSION = 2
 
 
 def index_shards(splits: dict[str, list[Path]], name: str, folder: Path) -> tuple[Samples, Refusals]:
@@ -49,14 +51,14 @@ def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
     key = ["folder", os.path.abspath(root), labels_from_folders]
     known = folder / "streams" / f"{_digest(key)}.json"
     try:
-        state = json.loads(known.read_text(encoding="utf-8"))
+        state = json.loads(read_sealed_text(known))
         if all(_state(Path(path)) == [path, *rest] for path, *rest in state):
             return _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
-    except (OSError, ValueError, TypeError):
+    except (DamagedFileError, OSError, ValueError, TypeError):
         pass
     state = [_state(Path(path)) for path in _folders(root)]  # before listing: what changes meanwhile is seen the next time
     found = _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
-    _write(known, json.dumps(state))
+    _write(known, state)
     return found
 
 
@@ -70,14 +72,14 @@ def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
             if found is None:
                 samples, refused = build()
                 kept = samples.mapped(note.parent)
-                _write(note, json.dumps([kept.file.name, refused]))
+                _write(note, [kept.file.name, refused])
                 return kept, refused
     return found
 
 
 def _read_kept(note: Path) -> tuple[Samples, Refusals] | None:
     try:
-        name, refused = json.loads(note.read_text(encoding="utf-8"))
+        name, refused = json.loads(read_sealed_text(note))
         return Samples.open(note.parent / name), [(path, reason) for path, reason in refused]
     except (OSError, ValueError, KinfolkError):
         return None
@@ -214,8 +216,8 @@ def _repeated(splits: Iterable[tuple[str, int]]) -> Any:
 
 def _folders(root: Path) -> list[str]:
     """Every folder below `root` whose files are listed."""
-    found = []
-    for path, folders, _ in os.walk(root, followlinks=True):
+    found: list[str] = []
+    for path, folders, _ in os.walk(root, followlinks=True, onerror=lambda error: found.append(os.path.abspath(error.filename))):
         folders[:] = [folder for folder in sorted(folders) if not folder.startswith(".") and folder != "__MACOSX"]
         found.append(os.path.abspath(path))
     return found
@@ -225,16 +227,15 @@ def _state(path: Path) -> list[Any]:
     try:
         found = path.stat()
     except OSError:
-        return [os.path.abspath(path), 0, 0]
-    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
+        return [os.path.abspath(path), 0, 0, False]
+    return [os.path.abspath(path), found.st_size, found.st_mtime_ns, os.access(path, os.R_OK)]
 
 
 def _digest(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def _write(path: Path, value: object) -> None:
+    with telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed_text(path, json.dumps(value))

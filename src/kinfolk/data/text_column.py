@@ -100,6 +100,29 @@ class TextColumn(Sequence[Any]):
         """How often `value` occurs."""
         return len(self.rows_of(value)) if isinstance(value, str) and not _is_digest(self.array) else super().count(value)
 
+    def plain(self) -> list[bytes]:
+        """The lengths of all texts, −1 for a missing one, and their characters, the same for any layout of the column; of lists of texts,
+        the lengths of the lists before that."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if pa.types.is_list(self.array.type) or pa.types.is_large_list(self.array.type):
+            return [_lengths(pc.list_value_length(self.array)), *TextColumn(self.array.flatten()).plain()]
+        if _is_digest(self.array) and not self.array.null_count:
+            start, number = self.array.offset, len(self)
+            return [
+                np.full(number, 16, dtype="<i8").tobytes(),
+                bytes(self.array.buffers()[1][8 * start : 8 * (start + number)]).hex().encode(),
+            ]
+        texts = pa.array(list(self), pa.large_string()) if _is_digest(self.array) else self.array.cast(pa.large_string())
+        lengths = _lengths(pc.binary_length(texts))
+        texts = texts.fill_null("")
+        _, places, characters = texts.buffers()
+        if characters is None or not len(texts):
+            return [lengths]
+        first, last = np.frombuffer(places, dtype=np.int64)[[texts.offset, texts.offset + len(texts)]].tolist()
+        return [lengths, bytes(characters[first:last])]
+
     @cached_property
     def numbers(self) -> npt.NDArray[np.int64]:
         """A number for each text, the same where the texts are; of eight bytes, the bytes themselves, without a copy."""
@@ -111,6 +134,10 @@ class TextColumn(Sequence[Any]):
 
 def _value(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
+
+
+def _lengths(array: Any) -> bytes:
+    return np.ascontiguousarray(array.fill_null(-1).to_numpy(zero_copy_only=False), dtype="<i8").tobytes()
 
 
 def _is_digest(array: Any) -> bool:

@@ -143,6 +143,8 @@ class CheckpointConfig(Section):
 
     every_epochs: int = Field(default=1, ge=1)
     every_minutes: float | None = Field(default=10, gt=0, description="also within an epoch, as soon as so much time has passed; None: not")
+    keep: int = Field(default=2, ge=1, description="the newest so many: last.ckpt, last-1.ckpt, …")
+    best: bool = Field(default=False, description="also best.ckpt, that of the epoch with the highest kNN accuracy")
 
 
 class SnapshotConfig(Section):
