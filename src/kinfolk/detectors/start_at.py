@@ -83,7 +83,7 @@ class StartAt(Detector):
         if self.start >= self.num_epochs:
             return f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs}; start it earlier"
         if self.detector.learns_first and self.update_from >= self.num_epochs - 1:
-            return f"its state moves only in the last of {self.num_epochs} epochs and a first visit flags nothing; set an earlier `update_from`"
+            return f"it learns only in the last of {self.num_epochs} epochs, and a first visit flags nothing; set an earlier `update_from`"
         return self.detector.silent_reason()
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
