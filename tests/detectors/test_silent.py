@@ -88,7 +88,7 @@ def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(detector:
     assert (detector.silent_reason() is not None) is silent
     z1, z2 = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
     loss_fn = NTXent(0.5, detector=detector)
-    for ids in torch.arange(8).split(4):
+    for ids in torch.split(torch.arange(8), 4):
         loss_fn(z1[ids], z2[ids], ids)
     flagged = int(loss_fn.stats.flagged)
     assert (flagged == 0) is silent
