@@ -91,8 +91,16 @@ class GloFND(Detector):
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"alpha": 0.01}
 
+    @property
+    def learns_first(self) -> bool:  # type: ignore[override]
+        return self.rule.name == "tracking" and self.rule.init == "one" and not self.shared
+
     def silent_reason(self) -> str | None:
-        return None if torch.as_tensor(self.alpha).any() else "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
+        if not torch.as_tensor(self.alpha).any():
+            return "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
+        if self.learns_first and self.num_epochs < 2:
+            return "the first visit of a sample flags nothing with `init` (='one') and there is one epoch; set `init` to 'quantile'"
+        return None
 
     @property
     def thresholds(self) -> Tensor:
