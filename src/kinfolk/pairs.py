@@ -1,20 +1,15 @@
 """Who is compared with whom, and as what.
 
 Dimension key: A anchors, B samples of the batch (A = B·V), V views, C candidates, D embedding, P own positives per anchor,
-R rows of a block, M matches.
+R rows of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-CACHED = 1 << 20
-"""Entries at a time: with two masks of them they stay in the cache, and are enough to be worth a call."""
-
 
 @dataclass(frozen=True)
 class Pairs:
@@ -88,7 +83,6 @@ class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
     `sim_RC` holds cosine similarities, −inf where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
-    `spare` is memory of the same kind that anybody may overwrite, where the engine has some: enough for two parts.
     """
 
     sim_RC: Tensor
@@ -96,76 +90,19 @@ class Block:
     candidate_ids: Tensor
     num_views: int
     num_negatives_R: Tensor
-    spare: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:
         """(R,) sample id of each row."""
-        return self.ids.repeat_interleave(self.num_views)
+        return self.per_row(self.ids)
 
-    def parts(self, number: int) -> Iterator[tuple[slice, Tensor]]:
-        """Some rows at a time, as many as stay in the cache of a core, and `number` spare matrices of their size."""
-        num_rows, num_candidates = self.sim_RC.shape
-        step = min(num_rows, max(1, CACHED // num_candidates)) if self.sim_RC.device.type == "cpu" else num_rows
-        room = number * step * num_candidates
-        spare = self.sim_RC.new_empty(room) if self.spare is None or self.spare.numel() < room else self.spare.view(-1)[:room]
-        for first in range(0, num_rows, step):
-            rows = slice(first, min(first + step, num_rows))
-            yield rows, spare.view(number, step, num_candidates)[:, : rows.stop - first]
+    def per_row(self, values_b: Tensor) -> Tensor:
+        """(R,) a quantity of each sample, for each of its rows."""
+        return values_b.unsqueeze(1).expand(-1, self.num_views).reshape(-1)
 
     def over_views(self, values_R: Tensor) -> Tensor:
         """(b,) mean of a per-row quantity over the views of each sample."""
         return values_R.view(-1, self.num_views).mean(1)
-
-
-Places = tuple[Tensor, Tensor]
-"""Rows (M,) and columns (M,) of a block."""
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What a detector says of one block. Kin are given as a mask or, where the detector has them at hand, as places.
-
-    Args:
-        kin_RC: True where the candidate is kin of the anchor. None: nobody is.
-        kin: the same as places, each once and none of the anchor's own; instead of `kin_RC`.
-        kin_above_R: the same as a level: kin are the candidates more similar than this; instead of both.
-        drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
-        drop_below_R: a candidate less similar than this is left out too; the most similar one is not, however low. None: no such level.
-        drop: places that are left out besides.
-        degree_RC: kinship in [0, 1] of kin, for `reweight`: the factor is 1 − degree. None: the factor is the objective's `kin_weight`.
-    """
-
-    kin_RC: Tensor | None = None
-    kin: Places | None = None
-    kin_above_R: Tensor | None = None
-    drop_RC: Tensor | None = None
-    drop_below_R: Tensor | None = None
-    drop: Places | None = None
-    degree_RC: Tensor | None = None
-
-    @property
-    def leveled(self) -> bool:
-        """Whether a level says who is kin or dropped."""
-        return self.kin_above_R is not None or self.drop_below_R is not None
-
-    @property
-    def drops(self) -> bool:
-        """Whether anybody is left out although not kin."""
-        return self.drop_RC is not None or self.drop_below_R is not None or self.drop is not None
-
-
-def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every candidate that shares its key with the row: (M,), (M,), in memory linear in M.
-
-    `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks.
-    """
-    first_R = torch.searchsorted(sorted_keys_C, keys_R)
-    count_R = torch.searchsorted(sorted_keys_C, keys_R, right=True) - first_R
-    row_M = torch.repeat_interleave(torch.arange(len(keys_R), device=keys_R.device), count_R)
-    start_R = count_R.cumsum(0) - count_R
-    within_M = torch.arange(len(row_M), device=keys_R.device) - start_R[row_M]
-    return row_M, order_C[first_R[row_M] + within_M]
 
 
 def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:

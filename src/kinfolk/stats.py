@@ -1,7 +1,7 @@
 """How many negatives a detector flagged, how many of them it was right about, and how similar positives and false negatives are: counts
 that add up over steps and ranks.
 
-Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R rows of a block, M places.
+Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R rows of a block.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.pairs import Block, Pairs, own_matches
+from kinfolk.kinship import Weighed
+from kinfolk.pairs import Block, Pairs
 
 NAN = float("nan")
 UNIT = 1 << 20
@@ -92,59 +92,86 @@ class Stats:
         return _ratio(self.alike_sum, self.alike) / UNIT
 
 
-def count(
-    block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None, flagged_R: Tensor
-) -> Tensor:
-    """(5,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample; `flagged_R`: how many of a row.
+@dataclass(frozen=True)
+class Labels:
+    """(N,) labels of all samples, below 0 where unknown, and the number of classes, which only the host may ask for."""
 
-    Only those are looked at one by one; the number of pairs with equal labels comes from the sizes of the classes."""
-    negatives = block.num_negatives_R.sum()
-    zero = torch.zeros_like(negatives)
-    flagged = flagged_R.double().sum().long()
-    if labels_N is None:
-        return torch.stack([negatives, flagged, zero, zero, zero])
-    label_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
-    size_K = torch.bincount(label_C[label_C >= 0], minlength=int(labels_N.max()) + 1)
-    same_own, _ = _agree(label_R, label_C, own)
-    kin_total = size_K[label_R[label_R >= 0]].sum() - same_own
-    hits, judged = (zero, zero) if kin is None else _agree(label_R, label_C, kin)
-    return torch.stack([negatives, flagged, judged, hits, kin_total])
+    of_N: Tensor
+    number: int
 
 
-def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels_N: Tensor | None) -> Tensor:
+def count(block: Block, weighed: Weighed, own_RC: Tensor, labels: Labels | None) -> Tensor:
+    """(5,) the counts of one block: negatives, flagged, judged, hits, kin. `own_RC`: True at pairs within a sample."""
+    rows = [block.num_negatives_R, weighed.flagged_R]
+    if labels is None:
+        counts = torch.stack([row.sum().to(torch.int64) for row in rows])
+        return torch.cat((counts, counts.new_zeros(3)))
+    rows += agreement(weighed.kin_RC, own_RC, labels.of_N[block.row_ids], labels.of_N[block.candidate_ids])
+    return torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
+
+
+def agreement(kin_RC: Tensor | None, own_RC: Tensor, label_R: Tensor, label_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(R,) each: how many of the flagged pairs have two known labels, how many of these equal ones, and how many pairs that are not own
+    have equal known labels."""
+    known_R, known_C = label_R >= 0, label_C >= 0
+    same_RC = label_R.unsqueeze(1) == torch.where(known_C, label_C, torch.iinfo(label_C.dtype).min)
+    alike_R = (same_RC & ~own_RC).sum(1, dtype=torch.int32)
+    if kin_RC is None:
+        none_R = torch.zeros_like(alike_R)
+        return none_R, none_R, alike_R
+    judged_R = (kin_RC & known_C).sum(1, dtype=torch.int32) * known_R
+    return judged_R, (kin_RC & same_RC).sum(1, dtype=torch.int32), alike_R
+
+
+def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels: Labels | None) -> Tensor:
     """(4,) positives, their similarity, false negatives, their similarity; no A × C matrix.
 
     Σ over the candidates of a class of z·z′ is z times the sum of the class; what is the anchor's own is taken off it."""
     views_AP = own_AP if pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are others' keys
-    found = [torch.ones_like(views_AP, dtype=torch.int64).sum(), _whole(views_AP.sum(1))]
-    if labels_N is None:
+    positive_sum = _whole(views_AP.sum(1))
+    found = [torch.full_like(positive_sum, views_AP.numel()), positive_sum]
+    if labels is None:
         return torch.stack([*found, *torch.zeros_like(found[0]).expand(2)])
     spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))
-    some_CD, label_C = candidates_CD[spread].contiguous(), labels_N[pairs.candidate_ids[spread]]
-    size_K = torch.bincount(label_C + 1, minlength=int(labels_N.max()) + 2)  # the first: without label
-    sum_KD = F.embedding_bag(label_C.argsort(), some_CD, size_K.cumsum(0) - size_K, mode="sum")
-    label_A = labels_N[pairs.ids].repeat_interleave(pairs.num_views)
-    sum_A, size_A = (anchors_AD * sum_KD[label_A + 1]).sum(1), size_K[label_A + 1]
+    some_CD, label_C = candidates_CD[spread], labels.of_N[pairs.candidate_ids[spread]]
+    label_A = labels.of_N[pairs.ids].unsqueeze(1).expand(-1, pairs.num_views).reshape(-1)
+    class_C, class_A = (label.clamp(min=-1) + 1 for label in (label_C, label_A))  # the first: without label
+    of_class_A, size_A = _sums(anchors_AD, class_A, some_CD, class_C, labels.number + 1)
+    key_A, key_C = _own_keys(pairs, spread, class_A, class_C, labels.number + 1)
+    own_A, own_size_A = _sums(anchors_AD, key_A, some_CD, key_C, len(key_C))
+    known_A = label_A >= 0
+    alike = ((size_A - own_size_A) * known_A).sum()
+    return torch.stack([*found, alike.to(torch.int64), _whole(torch.where(known_A, of_class_A - own_A, 0.0))])
+
+
+def _sums(anchors_AD: Tensor, key_A: Tensor, candidates_CD: Tensor, key_C: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """(A,), (A,) Σ a·c over the candidates of each anchor's key, and how many these are. Keys are in [0, number); below 0: none."""
+    sum_KD = candidates_CD.new_zeros(number, candidates_CD.shape[1]).index_add_(0, key_C, candidates_CD)
+    size_K = candidates_CD.new_zeros(number).index_add_(0, key_C, torch.ones_like(candidates_CD[:, 0]))
+    held_A = key_A.clamp(min=0)
+    return torch.where(key_A >= 0, (anchors_AD * sum_KD[held_A]).sum(1), 0.0), torch.where(key_A >= 0, size_K[held_A], 0.0)
+
+
+def _own_keys(pairs: Pairs, spread: slice, class_A: Tensor, class_C: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """(A,), (C,) numbers in [0, C) that agree where a candidate is the anchor's own and of its class; −1 where the anchor has none."""
     keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.groups is None else (pairs.groups, pairs.candidate_groups)
     assert keys_C is not None
-    row_M, col_M = own_matches(keys_B.repeat_interleave(pairs.num_views), *keys_C[spread].sort())
-    same_M = label_A[row_M] == label_C[col_M]
-    row_M, col_M = row_M[same_M], col_M[same_M]
-    sum_A = sum_A.index_add(0, row_M, (anchors_AD[row_M] * some_CD[col_M]).sum(1), alpha=-1)
-    size_A = size_A - torch.bincount(row_M, minlength=len(size_A))
-    known_A = label_A >= 0
-    return torch.stack([*found, size_A[known_A].sum(), _whole(sum_A[known_A])])
+    key_A, key_C = keys_B.unsqueeze(1).expand(-1, pairs.num_views).reshape(-1), keys_C[spread].contiguous()
+    if pairs.groups is not None:  # one group may be of several classes; one sample is of one
+        sorted_C = key_C.sort().values
+        key_A, key_C = _place(sorted_C, key_A) * classes + class_A, _place(sorted_C, key_C) * classes + class_C
+    sorted_C = key_C.sort().values
+    return _place(sorted_C, key_A), _place(sorted_C, key_C)
+
+
+def _place(sorted_C: Tensor, key: Tensor) -> Tensor:
+    """Where each key first stands in a sorted list; −1 where it does not."""
+    at = torch.searchsorted(sorted_C, key).clamp(max=len(sorted_C) - 1)
+    return torch.where(sorted_C[at] == key, at, -1)
 
 
 def _whole(similarity_A: Tensor) -> Tensor:
-    return (similarity_A.double() * UNIT).round().long().sum()
-
-
-def _agree(label_R: Tensor, label_C: Tensor, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """How many places have two equal known labels, and how many have two known ones."""
-    row_M, col_M = label_R[places[0]], label_C[places[1]]
-    known_M = (row_M >= 0) & (col_M >= 0)
-    return (known_M & (row_M == col_M)).sum(), known_M.sum()
+    return (similarity_A.double() * UNIT).round().sum().to(torch.int64)
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Roles
+from kinfolk.pairs import Block
 
 Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.quantile import State, Visit, followed
 from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Interval, Roles
+from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
 
 
@@ -111,7 +112,7 @@ class GloFND(Detector):
 
     def _kin(self, block: Block, level_b: Tensor) -> Roles:
         """Who is above the level. A level of 1 flags nobody, although rounding makes similarities of 1.0000001."""
-        return Roles(kin_above_R=level_b.masked_fill(level_b >= 1, torch.inf).repeat_interleave(block.num_views))
+        return Roles(kin=Interval(block.per_row(level_b.masked_fill(level_b >= 1, torch.inf))))
 
     def _drifted(self, state: State) -> State:
         """The thresholds moved by what all samples have in common, before anything is measured."""

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.pairs import Places
+Places = tuple[Tensor, Tensor]
+
+
 
 _SMALL, _SAMPLED, _DEVIATIONS, _PARTS = 4096, 2048, 3.0, 4
 _CACHED = 1 << 21  # entries that are done at a time

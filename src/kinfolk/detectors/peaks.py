@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.order import few_places
-from kinfolk.pairs import Block, Places
+from kinfolk.pairs import Block
+
+Places = tuple[Tensor, Tensor]
+
 
 
 def peaks(block: Block, level_R: Tensor, scale_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -17,11 +20,9 @@ def peaks(block: Block, level_R: Tensor, scale_R: Tensor) -> tuple[Tensor, Tenso
 
     Passes over all similarities with masks of numbers, not of bools: finding the places alone takes longer."""
     level_R1, scale_R1 = (rows.to(block.sim_RC.dtype).unsqueeze(1) for rows in (level_R, scale_R))
-    number_R, height_R = torch.empty_like(level_R1[:, 0]), torch.empty_like(level_R1[:, 0])
-    for rows, (excess_RC, above_RC) in block.parts(2):
-        torch.sub(block.sim_RC[rows], level_R1[rows], out=excess_RC)
-        number_R[rows] = torch.gt(excess_RC, 0, out=above_RC).sum(1)
-        height_R[rows] = torch.minimum(excess_RC.relu_(), scale_R1[rows], out=excess_RC).sum(1)
+    excess_RC = block.sim_RC - level_R1
+    number_R = torch.gt(excess_RC, 0, out=torch.empty_like(excess_RC)).sum(1)
+    height_R = torch.minimum(excess_RC.relu_(), scale_R1).sum(1)
     return number_R, height_R / scale_R1.squeeze(1)
 
 

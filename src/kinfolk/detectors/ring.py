@@ -15,9 +15,10 @@ from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.anneal import Anneal, Policy
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.boundaries import Boundaries
-from kinfolk.detectors.members import member, refreshed_by
+from kinfolk.detectors.members import members, refreshed_by
 from kinfolk.detectors.ring_shape import Shape, bounded, drawn, exact
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Interval, Mask, Roles
+from kinfolk.pairs import Block
 
 Bounds = Literal["exact", "learned"]
 
@@ -128,20 +129,22 @@ class Ring(Detector):
 
     def _roles(self, block: Block, shape: Shape) -> Roles:
         draw = self.draw if self.training else None
-        if draw is None and self.clusters is None:
-            if shape.spared is None and shape.below is None:
-                return Roles(kin_above_R=shape.roof_R, drop_below_R=shape.floor_R)
-            return Roles(kin=shape.above(block), drop_below_R=shape.floor_R, drop=shape.below)
+        if draw is None and self.clusters is None and shape.spared is None and shape.below is None:
+            return Roles(
+                kin=None if shape.roof_R is None else Interval(lower_R=shape.roof_R),
+                drop=None if shape.floor_R is None else Interval(upper_R=shape.floor_R),
+            )
         ring_RC = shape.inside(block)
         kept_RC = ring_RC if draw is None else drawn(ring_RC, draw)
         if self.clusters is None:
-            above = shape.above(block)
+            above, above_RC = shape.above(block), torch.zeros_like(ring_RC)
             if above is not None:
-                kept_RC[above] = True
-            return Roles(kin=above, drop_RC=kept_RC.logical_not_())
-        kin_RC = member(self.clusters, block)
-        bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nobody is left out
-        return Roles(kin_RC=kin_RC, drop_RC=~(kept_RC | kin_RC | bare_R1))
+                above_RC[above] = True
+            return Roles(kin=Mask(above_RC), drop=Mask(~(kept_RC | above_RC)))
+        kin = members(self.clusters, block)
+        kin_RC = torch.zeros_like(ring_RC) if kin is None else kin.mask(block.sim_RC)
+        bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
+        return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
         if self.boundaries is not None:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from kinfolk.detectors.order import Cut, cut
 from kinfolk.detectors.peaks import places_above
-from kinfolk.pairs import Block, Places
+from kinfolk.pairs import Block
+
+Places = tuple[Tensor, Tensor]
+
 
 
 @dataclass(frozen=True)

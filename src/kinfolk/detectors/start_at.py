@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Roles
+from kinfolk.pairs import Block
 
 
 class StartAt(Detector):

@@ -66,8 +66,8 @@ class Averaged(Objective):
     def _averaged(self, rows: Rows, log_g_R: Tensor, bare_R: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """(R,) log ĝ and log of the new u, both the old one in a row that is bare of negatives, and the proposal for the store."""
         state = self.store.read(rows.ids)
-        old_R = state["log_u"].to(log_g_R.dtype).repeat_interleave(rows.num_views)
-        seen_R = state["seen"].repeat_interleave(rows.num_views)
+        old_R = rows.per_row(state["log_u"].to(log_g_R.dtype))
+        seen_R = rows.per_row(state["seen"])
         log_g_R = torch.where(bare_R, old_R, log_g_R)
         log_u_R = torch.where(seen_R & ~bare_R, moving_average(old_R, log_g_R, self.gamma), log_g_R)
         update = {
@@ -91,10 +91,9 @@ class Averaged(Objective):
             self.store.write(ids, more)
 
 
-def positives(rows: Rows, attract: bool) -> tuple[Tensor, Tensor]:
-    """(R,) the number of an anchor's positives, and the mean of their similarities: its own, and with `attract` its kin."""
-    attracted_R = rows.kin_count_R if attract else torch.zeros_like(rows.kin_count_R)
-    number_R = (rows.own_RP.shape[1] + attracted_R).to(rows.own_RP.dtype)
+def positives(rows: Rows) -> tuple[Tensor, Tensor]:
+    """(R,) the number of an anchor's positives, and the mean of their similarities: its own, and its attracted kin by their degrees."""
+    number_R = rows.own_RP.shape[1] + rows.kin_mass_R
     return number_R, (rows.own_RP.sum(1) + rows.kin_sum_R) / number_R
 
 

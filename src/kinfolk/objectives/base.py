@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
-from kinfolk.contrast import Contrast, Rows, Scratch, Terms
+from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
-from kinfolk.stats import Stats
+from kinfolk.stats import Labels, Stats
 
 
 class Objective(nn.Module, ABC):
@@ -65,7 +65,7 @@ class Objective(nn.Module, ABC):
         self.temperature, self.detector, self.action = temperature, detector, action
         self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
         self.stats = Stats.empty()
-        self._scratch = Scratch()
+        self.num_classes, self.compile = 0, False
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -106,9 +106,9 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
-        labels = None if self.labels is None else self.labels.to(pairs.ids.device)
+        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.num_classes)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
+        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compile)
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
         """Keeps the counts of what was run, and in training the state it leads to."""
@@ -121,6 +121,7 @@ class Objective(nn.Module, ABC):
     def watch(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
+        self.num_classes = 0 if labels is None or not len(labels) else max(0, int(labels.max()) + 1)
 
     def know(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
@@ -131,10 +132,6 @@ class Objective(nn.Module, ABC):
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
         if self.detector is not None:
             self.detector.set_progress(epoch, num_epochs)
-
-    def borrow_memory(self, other: Objective) -> None:
-        """Takes the memory for its blocks from another objective, which is never at work at the same time."""
-        self._scratch = other._scratch
 
     def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""

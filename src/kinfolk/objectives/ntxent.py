@@ -56,8 +56,7 @@ class NTXent(Objective):
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
         logit_RP = rows.own_RP / t
-        attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
-        num_positives_R = (logit_RP.shape[1] + attracted_R).to(logit_RP.dtype)
+        num_positives_R = logit_RP.shape[1] + rows.kin_mass_R
         mean_R = (logit_RP.sum(1) + rows.kin_sum_R / t) / num_positives_R
         log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
         log_all_R = torch.logaddexp(log_own_R, rows.lse_R)

@@ -44,8 +44,8 @@ class RelativeContrast(Objective):
         logit_RP, lse_R1 = rows.own_RP / t, rows.lse_R.unsqueeze(1)
         degree_RP = torch.ones_like(logit_RP) if rows.degree_RP is None else rows.degree_RP.to(logit_RP.dtype)
         absent_RP, pull_RP = degree_RP < 0, degree_RP.clamp(min=0)
-        attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
-        number_R = ((~absent_RP).sum(1) + attracted_R).to(logit_RP.dtype)
+        attracted_R = rows.kin_number_R
+        number_R = (~absent_RP).sum(1) + attracted_R
         log_all_RP = torch.logaddexp(logit_RP, lse_R1)
         kin_R = torch.where(attracted_R > 0, attracted_R * rows.lse_R - rows.kin_sum_R / t, 0.0)
         loss_R = (log_all_RP - pull_RP * logit_RP).masked_fill(absent_RP, 0.0).sum(1) + kin_R

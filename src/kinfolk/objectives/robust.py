@@ -81,7 +81,7 @@ class RobustContrast(Averaged):
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        number_R, mean_R = positives(rows, self.action == "attract")
+        number_R, mean_R = positives(rows)
         bare_R = rows.log_weight_R == -torch.inf  # no negatives at all: the positives alone are left
         log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.log_weight_R - mean_R / t, bare_R)
         if self.epsilon:

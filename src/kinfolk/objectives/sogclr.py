@@ -58,7 +58,7 @@ class SogCLR(Averaged):
         log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.log_weight_R, bare_R)
         ratio_R = torch.where(bare_R, 0.0, torch.exp(log_g_R - log_u_R))
         log_u_R = torch.where(bare_R, 0.0, log_u_R)
-        number_R, mean_R = positives(rows, self.action == "attract")
+        number_R, mean_R = positives(rows)
         return Terms(
             loss_R=t * log_u_R - mean_R,
             d_lse_R=t * ratio_R,

@@ -26,12 +26,13 @@ class Exact(nn.Module, ABC):
         return self
 
 
-def check_ids(ids: Tensor, num_samples: int) -> None:
-    """Refuses ids outside of [0, N)."""
-    if len(ids):
+def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
+    """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would stop the step, and an index out of range
+    fails there by itself."""
+    if len(ids) and ids.device.type == "cpu":
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
-            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): `num_samples` is too small")
+            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}")
 
 
 def means_by_id(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
