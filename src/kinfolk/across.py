@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.kinship import LEFT_OUT, Interval, Roles, Weighed
+from kinfolk.kinship import Interval, Roles, Weighed, greater
+from kinfolk.pairs import LEFT_OUT
 
 if TYPE_CHECKING:
     from kinfolk.contrast import Terms
@@ -67,5 +68,5 @@ class Across:
     def push(self, sim_RC: Tensor) -> Tensor:
         """(R, C) the other direction's part of ∂loss/∂s."""
         log_factor_C, above_C, cut_C = self._columns
-        out_RC = (sim_RC > above_C) & (sim_RC > cut_C)
-        return torch.add(log_factor_C, sim_RC / self.temperature).masked_fill_(out_RC, LEFT_OUT).exp_()
+        out_RC = greater(sim_RC, torch.maximum(above_C, cut_C))
+        return (sim_RC / self.temperature).add_(log_factor_C).add_(out_RC, alpha=LEFT_OUT).exp_()

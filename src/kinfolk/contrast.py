@@ -16,6 +16,7 @@ Dimension key: A anchors, C candidates, D embedding, P own positives, R rows of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +30,8 @@ from kinfolk.across import Across
 from kinfolk.actions import Policy
 from kinfolk.compiling import compiled
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import LEFT_OUT, Roles, Weighed, weigh
-from kinfolk.pairs import Block, Pairs
+from kinfolk.kinship import Roles, Weighed, weigh
+from kinfolk.pairs import LEFT_OUT, Block, Pairs, own_matches
 from kinfolk.stats import Stats, count, measure
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
@@ -115,21 +116,23 @@ class Contrast:
     def run(self, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss summed over this rank's anchors and divided by all ranks', and its gradient by the three inputs and the temperature."""
         num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
+        _keep_freed_memory()
         gradient = _Gradient(self, anchors_AD, candidates_CD, own_AP)
         total, counts = anchors_AD.new_zeros(()), list[Tensor]()
         if self.detector is not None and self.detector.surveys:
             self._survey(self.detector, anchors_AD, candidates_CD)
-        for rows, block, own_RC in self._blocks(anchors_AD, candidates_CD):
+        for rows, block in self._blocks(anchors_AD, candidates_CD):
             found = _NOTHING if self.detector is None else self.detector.find(block)
             temperature = self.temperature[rows] if isinstance(self.temperature, Tensor) and self.temperature.ndim else self.temperature
             share, proposed = 1.0 / (num_anchors * len(found.levels)), list[Mapping[str, Tensor]]()
             push_RC = None if gradient.takes is None else gradient.takes.push(block.sim_RC)
             for level, roles in enumerate(found.levels):
                 sim_RC = block.sim_RC if level == len(found.levels) - 1 else block.sim_RC.clone()
+                alike = None if self.labels is None else self.labels.alike(block)
                 weighed = compiled(weigh, self.compile)(
-                    sim_RC, own_RC, block.num_negatives_R, roles, self.policy, temperature, self.labels is not None
+                    sim_RC, block.num_negatives_R, roles, self.policy, temperature, self.labels is not None
                 )
-                counts.append(count(block, weighed, own_RC, self.labels))
+                counts.append(count(block, weighed, alike))
                 mean_RD = weighed.share_RC @ candidates_CD if isinstance(temperature, Tensor) and temperature.ndim else None
                 terms = self.terms(self._told(rows, block, own_AP, weighed, temperature, mean_RD, anchors_AD))
                 total += terms.loss_R.sum() * share
@@ -172,25 +175,31 @@ class Contrast:
             degree_RP=None if self.pairs.degree is None else self.pairs.degree[rows],
         )
 
-    def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, Tensor]]:
-        """Row blocks that never part the views of a sample, and (R, C) True where the candidate is the anchor's own."""
+    def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block]]:
+        """Row blocks that never part the views of a sample."""
         pairs = self.pairs
         keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.candidate_groups is None else (pairs.groups, pairs.candidate_groups)
         assert keys_B is not None
         views, num_candidates = pairs.num_views, len(candidates_CD)
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
-        own_is = LEFT_OUT if self.detector is None else -torch.inf
+        sorted_C = keys_C.sort() if keys_C.device.type == "cpu" else None
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
-            key_R = keys_B[samples].unsqueeze(1).expand(-1, views).reshape(-1, 1)
-            own_RC = key_R == keys_C
-            sim_RC = (anchors_AD[rows] @ candidates_CD.T).masked_fill_(own_RC, own_is)
-            negatives_R = num_candidates - own_RC.sum(1, dtype=torch.int32)
-            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, negatives_R), own_RC
+            key_R = keys_B[samples].unsqueeze(1).expand(-1, views).reshape(-1)
+            sim_RC = anchors_AD[rows] @ candidates_CD.T
+            if sorted_C is not None:  # as places, whose number a CPU may know: a tenth of a whole block's time less
+                own = own_matches(key_R, *sorted_C)
+                sim_RC[own] = LEFT_OUT
+                own_R = torch.bincount(own[0], minlength=len(sim_RC))
+            else:
+                own_RC = key_R.unsqueeze(1) == keys_C
+                own_R = own_RC.sum(1)
+                sim_RC.masked_fill_(own_RC, LEFT_OUT)
+            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, num_candidates - own_R)
 
     def _survey(self, detector: Detector, anchors_AD: Tensor, candidates_CD: Tensor) -> None:
-        measured = torch.cat([detector.survey(block) for _, block, _ in self._blocks(anchors_AD, candidates_CD)])
+        measured = torch.cat([detector.survey(block) for _, block in self._blocks(anchors_AD, candidates_CD)])
         detector.settle(measured if self.sizes is None else distributed.gather_rows(measured, self.sizes))
 
 
@@ -273,6 +282,13 @@ class _Function(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *(grad * x if needed else None for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)), None
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Frees one large piece of memory, after which glibc keeps what is freed up to twice its size, where it would give every block back to
+    the system and fault it in anew. Measured at batch 1,024 with one thread: 1.3 instead of 1.6 times the matrix products."""
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -3,22 +3,22 @@
     lse_i = log Σ_j w_ij exp(s_ij / t),     pull_i = Σ_j y_ij s_ij
 
 w_ij is 1 for a negative; for kin it is 0 with `eliminate`, 1 − degree with `reweight`. y_ij is the degree of kin with `attract`, else 0.
-All functions are pure and have no shapes or branches that depend on values, so that `torch.compile` fuses them with the softmax.
+All functions are pure and have no shapes or branches that depend on values, so that `torch.compile` fuses them with the softmax. Masks
+are numbers, 1 and 0, as weights are: without a compiler, a CPU sums and multiplies numbers several times faster than it handles bools.
 
 Dimension key: R rows of a block, C candidates, L levels of keys, K ids listed for a row.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kinfolk.actions import Policy
-
-LEFT_OUT = -1e30
-"""The similarity of what is left out: its share in a softmax is 0, and a row of nothing else stays finite, where −inf would give NaN."""
+from kinfolk.pairs import LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Interval:
 
     lower_R: Tensor | None = None
     upper_R: Tensor | None = None
+    graded = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
-        bounds = [] if self.lower_R is None else [sim_RC > self.lower_R.to(sim_RC.dtype).unsqueeze(1)]
-        bounds += [] if self.upper_R is None else [sim_RC < self.upper_R.to(sim_RC.dtype).unsqueeze(1)]
-        return bounds[0] if len(bounds) == 1 else bounds[0] & bounds[1]
-
-    @property
-    def graded(self) -> bool:
-        return False
+        above_RC = None if self.lower_R is None else greater(sim_RC, self.lower_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1))
+        if self.upper_R is None:
+            assert above_RC is not None, "an interval has a bound"
+            return above_RC
+        below_RC = greater(self.upper_R.to(sim_RC.dtype).unsqueeze(1), sim_RC)
+        return below_RC if above_RC is None else above_RC * below_RC
 
     def degree(self, sim_RC: Tensor) -> Tensor | None:
         return None
@@ -59,21 +59,22 @@ class Keys:
     apart: bool = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
-        if self.level is None:
-            same_RC = self._same(0)
-            for level in range(1, len(self.key_LR)):
-                same_RC = same_RC | self._same(level)
-        else:
-            same_RC = self._same(self.level)
+        levels = range(len(self.key_LR)) if self.level is None else [self.level]
+        same_RC = self._same(levels[0])
+        for level in levels[1:]:
+            same_RC = same_RC | self._same(level)
+        same_RC = same_RC.to(sim_RC.dtype)
         if not self.apart:
             return same_RC
-        same_RC = same_RC & (sim_RC > -torch.inf)
-        return ~(same_RC | ~same_RC.any(1, keepdim=True))
+        alone_R1 = (same_RC * others(sim_RC)).sum(1, keepdim=True) == 0
+        return (1 - same_RC).masked_fill(alone_R1, 0.0)
 
     def degree(self, sim_RC: Tensor) -> Tensor | None:
         if not self.graded:
             return None
-        agree_RC = sum((self._same(level).to(sim_RC.dtype) for level in range(len(self.key_LR))), torch.zeros_like(sim_RC))
+        agree_RC = self._same(0).to(sim_RC.dtype)
+        for level in range(1, len(self.key_LR)):
+            agree_RC = agree_RC + self._same(level)
         return agree_RC / len(self.key_LR)
 
     def _same(self, level: int) -> Tensor:
@@ -90,19 +91,16 @@ class Places:
 
     ids_RK: Tensor
     ids_C: Tensor
+    graded = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
         sorted_C, order_C = self.ids_C.sort()
         rank_C = torch.empty_like(order_C).scatter_(0, order_C, torch.searchsorted(sorted_C, sorted_C))
         rank_RK = torch.searchsorted(sorted_C, self.ids_RK).clamp(max=len(sorted_C) - 1)
         there_RK = (sorted_C[rank_RK] == self.ids_RK) & (self.ids_RK >= 0)
-        marked_RC = torch.zeros(len(sim_RC), len(sorted_C) + 1, dtype=torch.bool, device=sim_RC.device)
-        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), True)
+        marked_RC = sim_RC.new_zeros(len(sim_RC), len(sorted_C) + 1)
+        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), 1.0)
         return marked_RC[:, rank_C]
-
-    @property
-    def graded(self) -> bool:
-        return False
 
     def degree(self, sim_RC: Tensor) -> Tensor | None:
         return None
@@ -110,18 +108,18 @@ class Places:
 
 @dataclass(frozen=True)
 class Mask:
-    """The candidates where `where_RC` is True, with degrees (R, C) where they are known: for what no interval, key or list tells, such as
-    a random draw."""
+    """The candidates where `where_RC` is True or 1, with degrees (R, C) where they are known: for what no interval, key or list tells,
+    such as a random draw."""
 
     where_RC: Tensor
     degree_RC: Tensor | None = None
 
-    def mask(self, sim_RC: Tensor) -> Tensor:
-        return self.where_RC
-
     @property
     def graded(self) -> bool:
         return self.degree_RC is not None
+
+    def mask(self, sim_RC: Tensor) -> Tensor:
+        return self.where_RC.to(sim_RC.dtype)
 
     def degree(self, sim_RC: Tensor) -> Tensor | None:
         return None if self.degree_RC is None else self.degree_RC.to(sim_RC.dtype)
@@ -132,7 +130,7 @@ Form = Interval | Keys | Places | Mask
 
 @dataclass(frozen=True)
 class Roles:
-    """What a detector answers for one block. Neither may name what is the anchor's own; it is never counted.
+    """What a detector answers for one block. What is the anchor's own is neither, whatever they say.
 
     Args:
         kin: the candidates that are false negatives of the anchor. None: nothing is.
@@ -152,9 +150,10 @@ class Weighed:
         share_RC: p_ij = w_ij exp(s_ij / t − lse_i).
         lse_R: log Σ_j w_ij exp(s_ij / t); −inf without any negative.
         weight_R: Σ_j w_ij.
-        flagged_R: how many candidates are kin; whole numbers.
-        kin_RC: which they are; None: none can be.
-        target_RC, mass_R, pull_R, kin_lse_R: with `attract`: y_ij, and over the kin Σ y, Σ y s and log Σ y exp(s / t); None without.
+        flagged_R: how many candidates are kin.
+        kin_RC: which they are, where asked for; None: none can be.
+        target_RC, mass_R, pull_R, kin_lse_R: with `attract`: y_ij, and over the kin Σ y, Σ y s and, where they are pooled inside the
+            logarithm, log Σ y exp(s / t), whose shares are then the targets; None without.
         cut_R: kin no more similar than this were kept, so that the row is not short of negatives; −inf where it is not.
     """
 
@@ -171,87 +170,88 @@ class Weighed:
 
 
 def weigh(
-    sim_RC: Tensor, own_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False
+    sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False
 ) -> Weighed:
     """Similarities → selection → weights and targets → softmax. Overwrites `sim_RC`.
 
     Args:
-        sim_RC: similarities, −inf at the anchor's own.
-        own_RC: True at these.
+        sim_RC: similarities, `LEFT_OUT` at the anchor's own.
         negatives_R: (R,) how many others there are.
         temperature: t, also without dimensions, or (R,) of each row.
         judged: whether `kin_RC` is wanted.
     """
     t = temperature.unsqueeze(1) if isinstance(temperature, Tensor) and temperature.ndim else temperature
-    kin_RC, drop_RC = select(sim_RC, own_RC, roles)
-    left_out_RC = own_RC if drop_RC is None else own_RC | drop_RC
-    available_R = negatives_R if drop_RC is None else _number(~left_out_RC)
+    kin_RC, drop_RC = select(sim_RC, roles)
+    weight_R = negatives_R.to(sim_RC.dtype)
+    if drop_RC is not None:
+        weight_R = weight_R - drop_RC.sum(1)
+        sim_RC = sim_RC.add_(drop_RC, alpha=LEFT_OUT)
     if kin_RC is None:
-        share_RC, lse_R = shares(sim_RC.masked_fill_(left_out_RC, LEFT_OUT).div_(t), available_R)
-        weight_R = available_R.to(sim_RC.dtype)
+        share_RC, lse_R = shares(sim_RC.div_(t), weight_R)
         return Weighed(share_RC, lse_R, weight_R, torch.zeros_like(weight_R))
-    removes = policy.removes(roles.kin is not None and roles.kin.graded)
-    degree_RC = None if roles.kin is None or policy.action == "eliminate" else roles.kin.degree(sim_RC)
-    flagged_R, cut_R = _number(kin_RC), None
+    assert roles.kin is not None
+    flagged_R, cut_R, removes = kin_RC.sum(1), None, policy.removes(roles.kin.graded)
     if removes:
-        kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, available_R, policy.min_negatives)
-        left_out_RC = left_out_RC | kin_RC
-    flagged_R = flagged_R.to(sim_RC.dtype)
+        kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
     target_RC = mass_R = pull_R = kin_lse_R = None
     if policy.action == "attract":
-        target_RC = kin_RC.to(sim_RC.dtype) if degree_RC is None else torch.where(kin_RC, degree_RC, 0.0)
-        mass_R = flagged_R if degree_RC is None else target_RC.sum(1)
-        pull_R = torch.where(kin_RC, sim_RC * target_RC, 0.0).sum(1)
+        target_RC = kin_RC * roles.kin.degree(sim_RC) if roles.kin.graded else kin_RC
+        mass_R = target_RC.sum(1) if roles.kin.graded else flagged_R
+        pull_R = (sim_RC * target_RC).sum(1)
         if policy.pools_kin:
-            pooled_RC = torch.where(kin_RC, sim_RC / t + target_RC.log(), LEFT_OUT)
-            share_RC, kin_lse_R = shares(pooled_RC, flagged_R)
-            target_RC = share_RC * (flagged_R > 0).unsqueeze(1)
-    weight_R = available_R.to(sim_RC.dtype)
-    logit_RC = sim_RC.masked_fill_(left_out_RC, LEFT_OUT).div_(t)
+            pooled_RC = torch.where(target_RC > 0, sim_RC / t + target_RC.log(), LEFT_OUT)
+            share_RC, kin_lse_R = shares(pooled_RC, mass_R)
+            target_RC = share_RC * (mass_R > 0).unsqueeze(1)
     if removes:
-        weight_R = weight_R - flagged_R
-    elif policy.action == "reweight":
-        factor_RC = policy.kin_weight if degree_RC is None else 1 - degree_RC
-        kept_R = (kin_RC.to(sim_RC.dtype) * factor_RC).sum(1)
-        logit_RC += torch.where(kin_RC, torch.as_tensor(factor_RC, dtype=sim_RC.dtype, device=sim_RC.device).log().clamp(min=LEFT_OUT), 0.0)
-        weight_R = (weight_R - flagged_R) + kept_R  # not n + Σ(w − 1), which cancels
+        weight_R, logit_RC = weight_R - flagged_R, sim_RC.add_(kin_RC, alpha=LEFT_OUT).div_(t)
+    elif policy.action == "attract":
+        logit_RC = sim_RC.div_(t)
+    elif roles.kin.graded:
+        factor_RC = 1 - roles.kin.degree(sim_RC)
+        weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
+        logit_RC = sim_RC.div_(t).add_(kin_RC * factor_RC.log().clamp(min=LEFT_OUT))
+    else:
+        weight_R = (weight_R - flagged_R) + flagged_R * policy.kin_weight
+        logit_RC = sim_RC.div_(t).add_(kin_RC, alpha=math.log(policy.kin_weight))
     share_RC, lse_R = shares(logit_RC, weight_R)
     return Weighed(share_RC, lse_R, weight_R, flagged_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
 
 
-def select(sim_RC: Tensor, own_RC: Tensor, roles: Roles) -> tuple[Tensor | None, Tensor | None]:
-    """(R, C), (R, C) True at kin and at what is dropped; nothing is both, and nothing of either is the anchor's own. None: nothing is."""
+def select(sim_RC: Tensor, roles: Roles) -> tuple[Tensor | None, Tensor | None]:
+    """(R, C), (R, C) 1 at kin and at what is dropped; nothing is both, and nothing of either is the anchor's own. None: nothing is."""
     kin_RC = drop_RC = None
     if roles.drop is not None:
         drop = roles.drop
         if isinstance(drop, Interval) and drop.upper_R is not None:  # the most similar stays
             drop = Interval(drop.lower_R, torch.minimum(drop.upper_R.to(sim_RC.dtype), sim_RC.amax(1)))
-        drop_RC = drop.mask(sim_RC) & ~own_RC
+        drop_RC = drop.mask(sim_RC) * others(sim_RC)
     if roles.kin is not None:
-        out_RC = own_RC if drop_RC is None else own_RC | drop_RC
-        kin_RC = roles.kin.mask(sim_RC) & ~out_RC
+        kin_RC = roles.kin.mask(sim_RC)
+        if not isinstance(roles.kin, Interval) or roles.kin.lower_R is None:
+            kin_RC = kin_RC * others(sim_RC)
+        if drop_RC is not None:
+            kin_RC = kin_RC * (1 - drop_RC)
     return kin_RC, drop_RC
 
 
 def spare(
-    sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, available_R: Tensor, min_negatives: int
+    sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, min_negatives: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
     to which they were spared; of equals at that similarity, all are."""
-    lacking_R = (min_negatives - (available_R - flagged_R)).clamp(max=min_negatives)
-    lacking_R = torch.minimum(lacking_R, flagged_R)
+    lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)
     if not min_negatives or (sim_RC.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((lacking_R > 0).any())):
         return kin_RC, flagged_R, None  # on a CPU looking costs nothing, and saves two passes
-    kin_sim_RC = torch.where(kin_RC, sim_RC, torch.inf)
+    kin_sim_RC = torch.where(kin_RC > 0, sim_RC, torch.inf)
     number = min(min_negatives, sim_RC.shape[1])
     if number == 1:
         cut_R = kin_sim_RC.amin(1)
     else:
         least_RK = kin_sim_RC.topk(number, dim=1, largest=False).values
-        cut_R = least_RK.gather(1, (lacking_R.long() - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+        cut_R = least_RK.gather(1, (lacking_R.long() - 1).clamp(0, number - 1).unsqueeze(1)).squeeze(1)
     cut_R = torch.where(lacking_R > 0, cut_R, -torch.inf)
-    kin_RC = kin_RC & (sim_RC > cut_R.unsqueeze(1))
-    return kin_RC, _number(kin_RC), cut_R
+    kin_RC = kin_RC * greater(sim_RC, cut_R.unsqueeze(1))
+    return kin_RC, kin_RC.sum(1), cut_R
 
 
 def shares(logit_RC: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,6 +264,14 @@ def shares(logit_RC: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
     return share_RC, torch.where(weight_R > 0, lse_R, -torch.inf)
 
 
-def _number(mask_RC: Tensor) -> Tensor:
-    """(R,) how many are True; in int64, the default, the sum takes four times as long."""
-    return mask_RC.sum(1, dtype=torch.int32)
+def others(sim_RC: Tensor) -> Tensor:
+    """(R, C) 0 where the candidate is the anchor's own, else 1."""
+    return greater(sim_RC, sim_RC.new_full((), -2.0))
+
+
+def greater(one: Tensor, other: Tensor) -> Tensor:
+    """1 where `one` is greater, else 0, as a number."""
+    if torch.compiler.is_compiling():
+        return (one > other).to(one.dtype)
+    shape = torch.broadcast_shapes(one.shape, other.shape)
+    return torch.gt(one, other, out=torch.empty(shape, dtype=one.dtype, device=one.device))

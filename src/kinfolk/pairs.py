@@ -11,6 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LEFT_OUT = -1e30
+"""The similarity of what is left out: its share in a softmax is 0, and a row of nothing else stays finite, where −inf would give NaN."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Anchors, the candidates each of them is compared with, and the anchors' own positives.
@@ -82,7 +86,7 @@ class Pairs:
 class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
-    `sim_RC` holds cosine similarities, −inf where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
+    `sim_RC` holds cosine similarities, `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
     """
 
     sim_RC: Tensor
@@ -103,6 +107,19 @@ class Block:
     def over_views(self, values_R: Tensor) -> Tensor:
         """(b,) mean of a per-row quantity over the views of each sample."""
         return values_R.view(-1, self.num_views).mean(1)
+
+
+def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every candidate that shares its key with the row: (M,), (M,), in memory linear in M.
+
+    `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks.
+    """
+    first_R = torch.searchsorted(sorted_keys_C, keys_R)
+    count_R = torch.searchsorted(sorted_keys_C, keys_R, right=True) - first_R
+    row_M = torch.repeat_interleave(torch.arange(len(keys_R), device=keys_R.device), count_R)
+    start_R = count_R.cumsum(0) - count_R
+    within_M = torch.arange(len(row_M), device=keys_R.device) - start_R[row_M]
+    return row_M, order_C[first_R[row_M] + within_M]
 
 
 def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from kinfolk.kinship import Weighed
+from kinfolk.kinship import Weighed, others
 from kinfolk.pairs import Block, Pairs
 
 NAN = float("nan")
@@ -99,28 +99,23 @@ class Labels:
     of_N: Tensor
     number: int
 
+    def alike(self, block: Block) -> tuple[Tensor, Tensor]:
+        """(R, C), (R, C) 1 where both labels are known, and where they are equal too; 0 where the candidate is the anchor's own."""
+        label_R, label_C = self.of_N[block.row_ids].unsqueeze(1), self.of_N[block.candidate_ids]
+        known_RC = others(block.sim_RC) * ((label_R >= 0) & (label_C >= 0))
+        return known_RC, known_RC * (label_R == label_C)
 
-def count(block: Block, weighed: Weighed, own_RC: Tensor, labels: Labels | None) -> Tensor:
-    """(5,) the counts of one block: negatives, flagged, judged, hits, kin. `own_RC`: True at pairs within a sample."""
+
+def count(block: Block, weighed: Weighed, alike: tuple[Tensor, Tensor] | None) -> Tensor:
+    """(5,) the counts of one block: negatives, flagged, judged, hits, kin. `alike`: see `Labels`."""
     rows = [block.num_negatives_R, weighed.flagged_R]
-    if labels is None:
-        counts = torch.stack([row.sum().to(torch.int64) for row in rows])
-        return torch.cat((counts, counts.new_zeros(3)))
-    rows += agreement(weighed.kin_RC, own_RC, labels.of_N[block.row_ids], labels.of_N[block.candidate_ids])
-    return torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
-
-
-def agreement(kin_RC: Tensor | None, own_RC: Tensor, label_R: Tensor, label_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(R,) each: how many of the flagged pairs have two known labels, how many of these equal ones, and how many pairs that are not own
-    have equal known labels."""
-    known_R, known_C = label_R >= 0, label_C >= 0
-    same_RC = label_R.unsqueeze(1) == torch.where(known_C, label_C, torch.iinfo(label_C.dtype).min)
-    alike_R = (same_RC & ~own_RC).sum(1, dtype=torch.int32)
-    if kin_RC is None:
-        none_R = torch.zeros_like(alike_R)
-        return none_R, none_R, alike_R
-    judged_R = (kin_RC & known_C).sum(1, dtype=torch.int32) * known_R
-    return judged_R, (kin_RC & same_RC).sum(1, dtype=torch.int32), alike_R
+    if alike is not None:
+        known_RC, same_RC = alike
+        none_R = torch.zeros_like(weighed.flagged_R)
+        rows += [none_R if weighed.kin_RC is None else (weighed.kin_RC * each_RC).sum(1) for each_RC in alike]
+        rows.append(same_RC.sum(1))
+    counts = torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
+    return counts if alike is not None else torch.cat((counts, counts.new_zeros(3)))
 
 
 def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels: Labels | None) -> Tensor:

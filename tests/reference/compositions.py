@@ -145,7 +145,7 @@ def attempt(name: str, dtype: torch.dtype = torch.float64, rank: int | None = No
     """What `run` gives, or the sentence by which the composition is refused."""
     try:
         return run(name, dtype, rank)
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         return {"refused": str(error)}
 
 

@@ -60,7 +60,7 @@ class Boundaries(Exact):
     def learned(self, block: Block, lower: float, upper: float) -> State:
         """The state that this visit leads to."""
         state, sample_RS = self.read(block), sampled(block.sim_RC, SAMPLED, int(self.turn))
-        known_R = torch.gt(sample_RS, -torch.inf, out=torch.empty_like(sample_RS)).sum(1)
+        known_R = torch.gt(sample_RS, -2, out=torch.empty_like(sample_RS)).sum(1)
         n_b = known_R.view(-1, block.num_views).sum(1).to(state["lower_level"].dtype)
         sim_bM = sample_RS.reshape(len(block.ids), -1)
         new = dict(state)

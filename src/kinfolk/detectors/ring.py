@@ -142,7 +142,7 @@ class Ring(Detector):
                 above_RC[above] = True
             return Roles(kin=Mask(above_RC), drop=Mask(~(kept_RC | above_RC)))
         kin = members(self.clusters, block)
-        kin_RC = torch.zeros_like(ring_RC) if kin is None else kin.mask(block.sim_RC)
+        kin_RC = torch.zeros_like(ring_RC) if kin is None else kin.mask(block.sim_RC) > 0
         bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
         return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
 

@@ -36,7 +36,7 @@ class Shape:
 
     def inside(self, block: Block) -> Tensor:
         """(R, C) True in the ring."""
-        inside_RC = block.sim_RC > -torch.inf
+        inside_RC = block.sim_RC > -2
         if self.floor_R is not None:
             inside_RC &= block.sim_RC >= self.floor_R.unsqueeze(1)
             bare_R = ~inside_RC.any(1) & (block.num_negatives_R > 0)  # a learned level above everybody: the most similar stay
