@@ -50,7 +50,7 @@ class Across:
             assert isinstance(roles.kin, Interval) and roles.kin.lower_R is not None
             slack = 4 * torch.finfo(lse_R.dtype).eps
             above_R = roles.kin.lower_R.to(lse_R.dtype) + slack
-            cut_R = cut_R if weighed.cut_R is None else weighed.cut_R + slack
+            cut_R = cut_R if weighed.cut_R is None else weighed.cut_R
         silent_R = (scale_R == 0) | (lse_R == -torch.inf)
         log_factor_R = torch.where(silent_R, LEFT_OUT, scale_R.log() - lse_R)
         self._noted.append((log_factor_R, above_R, cut_R))

@@ -62,7 +62,7 @@ class Rows:
 
     def per_row(self, values_b: Tensor) -> Tensor:
         """(R,) a quantity of each sample, for each of its rows."""
-        return values_b.unsqueeze(1).expand(-1, self.num_views).reshape(-1)
+        return values_b.repeat_interleave(self.num_views)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Contrast:
         sorted_C = keys_C.sort() if keys_C.device.type == "cpu" else None
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
-            key_R = keys_B[samples].unsqueeze(1).expand(-1, views).reshape(-1)
+            key_R = keys_B[samples].repeat_interleave(views)
             sim_RC = anchors_AD[rows] @ candidates_CD.T
             if sorted_C is not None:  # as places, whose number a CPU may know: a tenth of a whole block's time less
                 own = own_matches(key_R, *sorted_C)

@@ -217,10 +217,12 @@ def weigh(
     return Weighed(share_RC, lse_R, weight_R, flagged_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
 
 
-def select(sim_RC: Tensor, roles: Roles) -> tuple[Tensor | None, Tensor | None]:
-    """(R, C), (R, C) 1 at kin and at what is dropped; nothing is both, and nothing of either is the anchor's own. None: nothing is."""
+def select(sim_RC: Tensor, roles: Roles, drops: bool = True) -> tuple[Tensor | None, Tensor | None]:
+    """(R, C), (R, C) 1 at kin and at what is dropped; nothing is both, and nothing of either is the anchor's own. None: nothing is.
+
+    `drops`: False leaves what is dropped among the candidates."""
     kin_RC = drop_RC = None
-    if roles.drop is not None:
+    if roles.drop is not None and drops:
         drop = roles.drop
         if isinstance(drop, Interval) and drop.upper_R is not None:  # the most similar stays
             drop = Interval(drop.lower_R, torch.minimum(drop.upper_R.to(sim_RC.dtype), sim_RC.amax(1)))
@@ -238,7 +240,7 @@ def spare(
     sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, min_negatives: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
-    to which they were spared; of equals at that similarity, all are."""
+    to which they were spared; of equals at that similarity, up to rounding, all are."""
     lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)
     if not min_negatives or (sim_RC.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((lacking_R > 0).any())):
         return kin_RC, flagged_R, None  # on a CPU looking costs nothing, and saves two passes
@@ -249,7 +251,7 @@ def spare(
     else:
         least_RK = kin_sim_RC.topk(number, dim=1, largest=False).values
         cut_R = least_RK.gather(1, (lacking_R.long() - 1).clamp(0, number - 1).unsqueeze(1)).squeeze(1)
-    cut_R = torch.where(lacking_R > 0, cut_R, -torch.inf)
+    cut_R = torch.where(lacking_R > 0, cut_R + 8 * torch.finfo(sim_RC.dtype).eps, -torch.inf)
     kin_RC = kin_RC * greater(sim_RC, cut_R.unsqueeze(1))
     return kin_RC, kin_RC.sum(1), cut_R
 

@@ -102,7 +102,7 @@ class Block:
 
     def per_row(self, values_b: Tensor) -> Tensor:
         """(R,) a quantity of each sample, for each of its rows."""
-        return values_b.unsqueeze(1).expand(-1, self.num_views).reshape(-1)
+        return values_b.repeat_interleave(self.num_views)
 
     def over_views(self, values_R: Tensor) -> Tensor:
         """(b,) mean of a per-row quantity over the views of each sample."""

@@ -129,7 +129,7 @@ def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pa
         return torch.stack([*found, *torch.zeros_like(found[0]).expand(2)])
     spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))
     some_CD, label_C = candidates_CD[spread], labels.of_N[pairs.candidate_ids[spread]]
-    label_A = labels.of_N[pairs.ids].unsqueeze(1).expand(-1, pairs.num_views).reshape(-1)
+    label_A = labels.of_N[pairs.ids].repeat_interleave(pairs.num_views)
     class_C, class_A = (label.clamp(min=-1) + 1 for label in (label_C, label_A))  # the first: without label
     of_class_A, size_A = _sums(anchors_AD, class_A, some_CD, class_C, labels.number + 1)
     key_A, key_C = _own_keys(pairs, spread, class_A, class_C, labels.number + 1)
@@ -151,7 +151,7 @@ def _own_keys(pairs: Pairs, spread: slice, class_A: Tensor, class_C: Tensor, cla
     """(A,), (C,) numbers in [0, C) that agree where a candidate is the anchor's own and of its class; −1 where the anchor has none."""
     keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.groups is None else (pairs.groups, pairs.candidate_groups)
     assert keys_C is not None
-    key_A, key_C = keys_B.unsqueeze(1).expand(-1, pairs.num_views).reshape(-1), keys_C[spread].contiguous()
+    key_A, key_C = keys_B.repeat_interleave(pairs.num_views), keys_C[spread].contiguous()
     if pairs.groups is not None:  # one group may be of several classes; one sample is of one
         sorted_C = key_C.sort().values
         key_A, key_C = _place(sorted_C, key_A) * classes + class_A, _place(sorted_C, key_C) * classes + class_C

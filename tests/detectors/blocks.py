@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Detector
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Roles, select
+from kinfolk.pairs import LEFT_OUT, Block
 
 
 def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:
-    """All views (sample-major) against all views; own candidates −inf."""
+    """All views (sample-major) against all views; own candidates `LEFT_OUT`."""
     z = torch.nn.functional.normalize(z, dim=1)
     row_ids = ids.repeat_interleave(num_views)
     own = row_ids.unsqueeze(1) == row_ids
-    return Block((z @ z.T).masked_fill(own, -torch.inf), ids, row_ids, num_views, (~own).sum(1))
+    return Block((z @ z.T).masked_fill(own, LEFT_OUT), ids, row_ids, num_views, (~own).sum(1))
 
 
 def random_block(seed: int, ids: list[int], num_views: int = 2, dtype: torch.dtype = torch.float32, dim: int = 4) -> Block:
@@ -29,24 +30,16 @@ def kin(detector: Detector, block: Block) -> Tensor:
 
 def mask(roles: Roles, block: Block) -> Tensor:
     """(R, C) True where kin, however the detector said it."""
-    if roles.kin_RC is not None:
-        return roles.kin_RC
-    if roles.kin_above_R is not None:
-        return block.sim_RC > roles.kin_above_R.unsqueeze(1)
-    found = torch.zeros_like(block.sim_RC, dtype=torch.bool)
-    if roles.kin is not None:
-        found[roles.kin] = True
-    return found
+    return _where(select(block.sim_RC, Roles(roles.kin))[0], block)
 
 
 def dropped(roles: Roles, block: Block) -> Tensor:
     """(R, C) True where left out although not kin, however the detector said it."""
-    out = torch.zeros_like(block.sim_RC, dtype=torch.bool) if roles.drop_RC is None else roles.drop_RC.clone()
-    if roles.drop_below_R is not None:
-        out |= block.sim_RC < roles.drop_below_R.unsqueeze(1)
-    if roles.drop is not None:
-        out[roles.drop] = True
-    return out & (block.sim_RC > -torch.inf)
+    return _where(select(block.sim_RC, Roles(drop=roles.drop))[1], block)
+
+
+def _where(found_RC: Tensor | None, block: Block) -> Tensor:
+    return torch.zeros_like(block.sim_RC, dtype=torch.bool) if found_RC is None else found_RC > 0
 
 
 def step(detector: Detector, block: Block) -> Tensor:

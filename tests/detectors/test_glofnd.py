@@ -125,7 +125,6 @@ def test_eval_flags_with_the_stored_threshold(rule: str, shared: bool) -> None:
 def test_alpha_zero_says_nothing_at_all(shared: bool) -> None:
     detector = made(alpha=0.0, init="quantile", shared=shared)
     found = detector.find(batches(1)[0])
-    assert found.levels[0].kin_RC is None
     assert found.levels[0].kin is None
     assert not found.update
     assert not detector.surveys

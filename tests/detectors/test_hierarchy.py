@@ -40,13 +40,15 @@ def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int 
     detector, block = started(level), random_block(0, [7, 1, 3, 0, 5, 4, 6])
     roles = detector.find(block).levels[0]
     found = mask(roles, block)
-    assert roles.degree_RC is not None
+    assert roles.kin is not None
+    degree_RC = roles.kin.degree(block.sim_RC)
+    assert degree_RC is not None
     for i, row in enumerate(block.row_ids.tolist()):
         for j, col in enumerate(block.candidate_ids.tolist()):
             assert found[i, j] == (row != col and labels[row] == labels[col])
             if found[i, j]:
                 agree = int(FINE[row] == FINE[col]) + int(TOP[row] == TOP[col])
-                assert roles.degree_RC[i, j].item() == pytest.approx(agree / 3)
+                assert degree_RC[i, j].item() == pytest.approx(agree / 3)
 
 
 def test_before_it_starts_and_at_level_one_nobody_is_kin() -> None:

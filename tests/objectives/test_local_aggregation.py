@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, Oracle
 from kinfolk.objectives import LocalAggregation, NTXent
-from kinfolk.pairs import Pairs, Roles
+from kinfolk.kinship import Mask, Roles
+from kinfolk.pairs import Pairs
 from tests.reference import multiview
 from tests.scripted import Say, Scripted, same_class
 
@@ -73,7 +74,7 @@ def test_one_kin_near_is_enough() -> None:
 
 def flag(kin: set[int]) -> Say:
     """One anchor's kin by their ids."""
-    return lambda row, col: Roles(kin_RC=torch.tensor([[int(j) in kin for j in col[0]]]))
+    return lambda row, col: Roles(kin=Mask(torch.tensor([[int(j) in kin for j in col[0]]])))
 
 
 def test_the_gradient_is_right_for_anchors_and_candidates() -> None:

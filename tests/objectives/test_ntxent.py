@@ -6,7 +6,8 @@ from torch import Tensor
 
 from kinfolk.actions import Action
 from kinfolk.objectives import NTXent
-from kinfolk.pairs import Pairs, Roles
+from kinfolk.kinship import Mask, Roles
+from kinfolk.pairs import Pairs
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 
@@ -56,7 +57,7 @@ def test_the_same_class_attracted_is_supcon() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
     z1, z2 = views()
-    nobody = Scripted(lambda row, col: Roles(kin_RC=row + col < 0))
+    nobody = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
     base, ours = NTXent(0.2)(z1, z2), NTXent(0.2, nobody, action)(z1, z2)
     assert torch.equal(base, ours)
     if action != "attract":  # attraction takes the products in another order
@@ -77,7 +78,7 @@ def test_degrees_of_kinship_are_the_factors() -> None:
     def degree(row: Tensor, col: Tensor) -> Tensor:
         return ((row + col) % 4 / 4).to(torch.float64)
 
-    detector = Scripted(lambda row, col: Roles(kin_RC=degree(row, col) > 0, degree_RC=degree(row, col)))
+    detector = Scripted(lambda row, col: Roles(kin=Mask(degree(row, col) > 0, degree(row, col))))
     slow = losses.ntxent(z1, z2, 0.3, lambda i, j: (i % 7 + j % 7) % 4 / 4, "reweight")
     torch.testing.assert_close(NTXent(0.3, detector, "reweight")(z1, z2), slow)
 
@@ -93,7 +94,7 @@ def test_several_levels_are_the_mean_of_their_losses() -> None:
 
 def test_dropped_candidates_are_as_good_as_absent() -> None:
     z1, z2 = views(6)
-    loss = NTXent(0.3, Scripted(lambda row, col: Roles(drop_RC=(col >= 4) & (row < 4) | (col < 4) & (row >= 4))))(z1, z2)
+    loss = NTXent(0.3, Scripted(lambda row, col: Roles(drop=Mask((col >= 4) & (row < 4) | (col < 4) & (row >= 4)))))(z1, z2)
     parts = [NTXent(0.3)(z1[part], z2[part]) * len(z1[part]) / 6 for part in (slice(0, 4), slice(4, 6))]
     torch.testing.assert_close(loss, sum(parts))
 
@@ -219,7 +220,7 @@ def test_groups_are_never_negatives() -> None:
     pairs = Pairs(
         z, z, torch.stack([z2, z1], 1).flatten(0, 1).unsqueeze(1), ids, ids.repeat_interleave(2), 2, groups, groups.repeat_interleave(2)
     )
-    eliminated = NTXent(0.3, Scripted(lambda row, col: Roles(kin_RC=(row < 2) & (col < 2))))(z1, z2)
+    eliminated = NTXent(0.3, Scripted(lambda row, col: Roles(kin=Mask((row < 2) & (col < 2)))))(z1, z2)
     torch.testing.assert_close(NTXent(0.3).on(pairs), eliminated)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kinfolk.actions import Action
 from kinfolk.detectors import GloFND, Oracle, StartAt
 from kinfolk.objectives import NTXent, SogCLR
-from kinfolk.pairs import Roles
+from kinfolk.kinship import Mask, Roles
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 
@@ -146,7 +146,7 @@ def test_duplicates_of_an_id_store_the_mean_of_their_updates() -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
-    nobody = Scripted(lambda row, col: Roles(kin_RC=row + col < 0))
+    nobody = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
     z1, z2, ids = batch(0, [0, 1, 2, 3])
     assert SogCLR(4, 0.2)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=nobody, action=action)(z1, z2, ids).item()
 
@@ -195,8 +195,8 @@ def test_small_weights_do_not_cancel() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_who_is_kin_and_dropped_is_dropped(action: Action) -> None:
     z1, z2, ids = batch(0, [0, 1, 2, 3])
-    drop = Scripted(lambda row, col: Roles(drop_RC=(col == 3) & (row >= 0)))
-    both = Scripted(lambda row, col: Roles(kin_RC=(col == 3) & (row >= 0), drop_RC=(col == 3) & (row >= 0)))
+    drop = Scripted(lambda row, col: Roles(drop=Mask((col == 3) & (row >= 0))))
+    both = Scripted(lambda row, col: Roles(kin=Mask((col == 3) & (row >= 0)), drop=Mask((col == 3) & (row >= 0))))
     assert SogCLR(4, 0.2, detector=both, action=action)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=drop)(z1, z2, ids).item()
 
 
