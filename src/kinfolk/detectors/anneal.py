@@ -38,6 +38,7 @@ class Anneal(Exact):
     epoch and of the one before, by which T is known: the bound stays at ℓ₀ in the first epoch.
     """
 
+    on_host = ("lower", "reference", "counted")
     lower: Tensor
     reference: Tensor
     counted: Tensor

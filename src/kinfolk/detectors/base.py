@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
+from kinfolk.stores.exact import OnHost
 
 Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
@@ -31,7 +32,7 @@ class Found:
     update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Detector(nn.Module, ABC):
+class Detector(OnHost, ABC):
     """Abstract. Says which candidates are kin of each anchor.
 
     `find` reads, `observe` writes (training only, once per step, without gradient), `refresh` is the once-per-epoch step.
@@ -77,15 +78,16 @@ class Detector(nn.Module, ABC):
         """Receives the survey of all samples of all ranks, before the first `find` of the step; only where `surveys`."""
         raise NotImplementedError(f"{type(self).__name__} takes no survey")
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. Default: no state."""
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a
+        tensor that the stores go by; see `stores.exact.kept`. Default: no state."""
 
     @property
     def figures(self) -> dict[str, float]:
         """What it has to tell of itself at the end of an epoch; a line of the journal has it. Default: nothing."""
         return {}
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         """Receives the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks; only where `collects`."""
         raise NotImplementedError(f"{type(self).__name__} collects no anchors")
 

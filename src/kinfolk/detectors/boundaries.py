@@ -43,6 +43,7 @@ class Boundaries(Exact):
     what columns come next.
     """
 
+    on_host = ("turn",)
     turn: Tensor
 
     def __init__(self, num_samples: int) -> None:
@@ -74,9 +75,9 @@ class Boundaries(Exact):
                 new |= {f"{name}_level": none, f"{name}_aim": torch.zeros_like(none)}
         return new
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Writes what the visits of a step led to."""
-        self.store.write(ids, update)
+        self.store.write(ids, update, sound)
         self.turn += 1
 
 

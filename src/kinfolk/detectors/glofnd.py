@@ -102,11 +102,11 @@ class GloFND(Detector):
         return Found((self._kin(block, update["threshold"]),), update)
 
     @torch.no_grad()
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         rows = {name: update[name] for name in self.rule.fields()}
         if self.shared:
             ids, rows = torch.zeros_like(ids[:1]), {name: values[:1] for name, values in rows.items()}
-        self.store.write(ids, rows)
+        self.store.write(ids, rows, sound)
         if self.drift is not None:
             self.drift.copy_(followed(self.drift.double(), update["expected"].double().sum(), update["found"].double().sum()))
 

@@ -53,6 +53,7 @@ class Hierarchy(Detector):
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
     needs: ClassVar[str] = "one DBSCAN of all samples"
     addresses: ClassVar[bool] = True
+    on_host = ("started",)
     started: Tensor
 
     def __init__(
@@ -101,8 +102,11 @@ class Hierarchy(Detector):
         """Once it has started: the start itself goes by the features of all samples."""
         return bool(self.started)
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
-        """Refines the clusters of this step's samples, each with the mean of its views."""
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        """Refines the clusters of this step's samples, each with the mean of its views. What is split and merged depends on values, so on an
+        accelerator this waits for it."""
+        if sound is not None and not bool(sound):
+            return
         self._follow_radii()
         self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors)
 

@@ -133,9 +133,9 @@ class IFND(Detector):
         labels = self.labels[:, ids]
         return torch.where(labels < self._number_L1, labels, -1)
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         assert self.collected is not None
-        self.collected.write(ids, anchors)
+        self.collected.write(ids, anchors, sound)
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -179,7 +179,7 @@ class IFND(Detector):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IFND:
         before = self.confidence
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.confidence = before.to(self.confidence.device)  # a cast meant for weights does not concern it
         self._changed()
         return self

@@ -146,9 +146,9 @@ class Ring(Detector):
         bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
         return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         if self.boundaries is not None:
-            self.boundaries.observe(ids, update)
+            self.boundaries.observe(ids, update, sound)
 
     def hear(self, name: str, value: float) -> None:
         self.anneal.hear(value)

@@ -55,8 +55,8 @@ class StartAt(Detector):
     def settle(self, measured: Tensor) -> None:
         self.detector.settle(measured)
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        self.detector.observe(ids, update)
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        self.detector.observe(ids, update, sound)
 
     @property
     def space(self) -> Space:  # type: ignore[override]
@@ -74,8 +74,8 @@ class StartAt(Detector):
     def figures(self) -> dict[str, float]:
         return self.detector.figures
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
-        self.detector.collect(ids, anchors)
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        self.detector.collect(ids, anchors, sound)
 
     def due(self, epoch: int) -> bool:
         return epoch >= self.update_from and (self.detector.due(epoch) or (epoch == self.update_from and self.detector.due(0)))

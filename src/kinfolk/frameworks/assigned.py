@@ -59,6 +59,11 @@ class Assigned(nn.Module):
         self.clusters = ClusterLabels(num_samples, num_features, self.num_prototypes, seed=seed, warm_start=warm_start)
 
     @property
+    def device(self) -> torch.device:
+        """Where the prototypes are."""
+        return self.truth.device if self.clusters is None and self.truth is not None else next(self.buffers()).device
+
+    @property
     def ready(self) -> bool:
         """Whether there are any."""
         return self.clusters is None or bool(self.clusters.refreshed)

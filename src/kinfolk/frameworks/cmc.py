@@ -23,6 +23,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent, Objective
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank, Draw
+from kinfolk.stores.exact import finite
 
 
 class CMC(Framework):
@@ -99,13 +100,14 @@ class CMC(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)
         light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
-        chosen = self.draw.ids()
+        chosen = self.draw.ids(ids.device)
         loss = self._against(self.objective, light, self.colour_bank, ids, chosen)
         loss = loss + self._against(self.colour_objective, colour, self.light_bank, ids, chosen)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.light_bank.write(ids, light)
-            self.colour_bank.write(ids, colour)
-            self.draw.advance()
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.light_bank.write(ids, light, sound)
+            self.colour_bank.write(ids, colour, sound)
+            self.draw.advance(sound)
         return loss
 
     def _against(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank
 from kinfolk.stores.draw import Draw
+from kinfolk.stores.exact import finite
 
 
 class IR(Framework):
@@ -73,10 +74,11 @@ class IR(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)
         z: Tensor = self.head(self.encoder(views[0]))
-        chosen = self.draw.ids()
+        chosen = self.draw.ids(ids.device)
         candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
         loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.bank.write(ids, z)
-            self.draw.advance()
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.bank.write(ids, z, sound)
+            self.draw.advance(sound)
         return loss

@@ -19,6 +19,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank
+from kinfolk.stores.exact import finite
 
 
 class LA(Framework):
@@ -92,6 +93,7 @@ class LA(Framework):
         everybody = torch.arange(self.bank.num_samples, device=ids.device)
         pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, everybody, unit_candidates=True)
         loss = self.objective.on(pairs)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.bank.write(ids, z)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.bank.write(ids, z, sound)
         return loss

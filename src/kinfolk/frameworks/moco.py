@@ -21,6 +21,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Queue
+from kinfolk.stores.exact import finite
 
 
 class MoCo(Framework):
@@ -83,8 +84,9 @@ class MoCo(Framework):
         row_ids = ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.candidates(keys, row_ids)
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True))
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.queue.push(keys, row_ids)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.queue.push(keys, row_ids, sound)
         return loss
 
     def after_step(self) -> None:

@@ -23,6 +23,7 @@ from kinfolk.objectives import NTXent
 from kinfolk.objectives.proto_nce import proto_nce
 from kinfolk.pairs import Pairs, two_views
 from kinfolk.stores import Queue
+from kinfolk.stores.exact import finite
 
 
 class PCL(Framework):
@@ -58,6 +59,7 @@ class PCL(Framework):
     with a warm start; see `MoCo` for the queue.
     """
 
+    on_host = ("draws",)
     paper: ClassVar[str] = "Li et al., ICLR 2021"
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
 
@@ -130,8 +132,9 @@ class PCL(Framework):
         candidates, candidate_ids = self.queue.candidates(keys, ids)
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True))
         loss = loss + self._prototype_term(queries, ids)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.queue.push(keys, ids)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.queue.push(keys, ids, sound)
         return loss
 
     def _prototype_term(self, anchors: Tensor, ids: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class SPCL(Framework):
     clustered without augmentation and at unit norm; a batch of 2N goes by several prototypes where one has fewer than N samples.
     """
 
+    on_host = ("seed", "draws", "begun")
     paper: ClassVar[str] = "Mo et al., 2022"
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
 
@@ -135,7 +136,7 @@ class SPCL(Framework):
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
         if not self._with_prototypes:
             return None
-        everybody = torch.arange(self.assigned.num_samples, device=self.seed.device)
+        everybody = torch.arange(self.assigned.num_samples, device=self.assigned.device)
         return cluster_pair_batches(self.assigned.first(everybody), batch_size, generator)
 
     @property

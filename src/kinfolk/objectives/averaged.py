@@ -18,6 +18,7 @@ from kinfolk.actions import Action
 from kinfolk.contrast import Rows
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Objective
+from kinfolk.stores.exact import grouped
 from kinfolk.stores.per_sample import PerSample
 
 
@@ -82,13 +83,8 @@ class Averaged(Objective):
         more = {name: torch.stack([update[name] for update in updates]).mean(0) for name in updates[0] if name not in ("log_u", "seen")}
         return {"log_u": log_u, "seen": updates[0]["seen"], **more}
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        unique, log_u = mean_in_log_space(ids, update["log_u"])
-        _, seen = mean_in_log_space(ids, torch.where(update["seen"], 0.0, -torch.inf))
-        self.store.write(unique, {"log_u": log_u, "seen": seen > -torch.inf})
-        more = {name: value for name, value in update.items() if name not in ("log_u", "seen")}
-        if more:
-            self.store.write(ids, more)
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        self.store.write(ids, {**update, "log_u": mean_in_log_space(ids, update["log_u"])}, sound)
 
 
 def positives(rows: Rows) -> tuple[Tensor, Tensor]:
@@ -118,10 +114,9 @@ def moving_average(old_log_u: Tensor, log_g: Tensor, gamma: float) -> Tensor:
     return torch.logaddexp(old_log_u + math.log1p(-gamma), log_g + math.log(gamma))
 
 
-def mean_in_log_space(ids: Tensor, log_values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ids, and log of the mean of the values of each."""
-    unique, inverse, count = torch.unique(ids, return_inverse=True, return_counts=True)
-    top = log_values.new_full(unique.shape, -torch.inf).scatter_reduce(0, inverse, log_values, "amax")
-    top = top.masked_fill(top == -torch.inf, 0.0)
-    total = torch.zeros_like(top).index_add(0, inverse, (log_values - top[inverse]).exp())
-    return unique, top + total.log() - count.to(top.dtype).log()
+def mean_in_log_space(ids: Tensor, log_b: Tensor) -> Tensor:
+    """(b,) log of the mean of the values of each row's id."""
+    group_b, number_b1 = grouped(ids)
+    top_b = log_b.new_full(log_b.shape, -torch.inf).scatter_reduce(0, group_b, log_b, "amax")[group_b]
+    total_b = torch.zeros_like(log_b).index_add(0, group_b, (log_b - top_b).exp())
+    return top_b + total_b[group_b].log() - number_b1.squeeze(1).to(log_b.dtype).log()

@@ -17,6 +17,7 @@ from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
 from kinfolk.stats import Labels, Stats
+from kinfolk.stores.exact import finite, skips
 
 
 class Objective(nn.Module, ABC):
@@ -83,8 +84,8 @@ class Objective(nn.Module, ABC):
         """One proposal from those of a detector's several levels. Default: no state, so the first will do."""
         return updates[0]
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        """Writes what the `terms` of this step proposed. Default: no state."""
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.exact.kept`. Default: no state."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
@@ -111,12 +112,14 @@ class Objective(nn.Module, ABC):
         return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compile)
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
-        """Keeps the counts of what was run, and in training the state it leads to."""
+        """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
         self.stats = work.stats
-        if self.training and self._sound(loss):
+        if self.training:
             with torch.no_grad():
-                self._write(work.pairs.ids, work)
-                self._tell(work.pairs, loss, work.sizes)
+                sound = self._sound(loss)
+                if not skips(sound):
+                    self._write(work.pairs.ids, work, sound)
+                    self._tell(work.pairs, loss, work.sizes, sound)
 
     def watch(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
@@ -141,12 +144,14 @@ class Objective(nn.Module, ABC):
         start = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
         return torch.arange(start, start + len(z), device=z.device)
 
-    def _sound(self, loss: Tensor) -> bool:
+    def _sound(self, loss: Tensor) -> Tensor:
         """Whether the loss is finite on all ranks: a broken step must not outlive itself in the state."""
-        finite = loss.detach().isfinite().to(torch.int64)
+        sound = finite(loss)
         if distributed.world_size() > 1 and not self._gathers():  # gathered losses are equal on all ranks
-            torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
-        return bool(finite)
+            number = sound.to(torch.int64)
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MIN)
+            sound = number > 0
+        return sound
 
     def _grouped(self, pairs: Pairs) -> Pairs:
         """With the groups of all samples, where they are known and the pairs bring none."""
@@ -172,7 +177,7 @@ class Objective(nn.Module, ABC):
         groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
         return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, local_candidates=False), sizes
 
-    def _write(self, ids: Tensor, work: Contrast) -> None:
+    def _write(self, ids: Tensor, work: Contrast, sound: Tensor) -> None:
         sizes = work.sizes
         if sizes is None and distributed.world_size() > 1:
             sizes = distributed.batch_sizes(len(ids), ids.device)
@@ -182,11 +187,11 @@ class Objective(nn.Module, ABC):
                 continue
             update = {name: torch.cat([each[name] for each in updates]) for name in updates[0]}
             if sizes is None:
-                part.observe(ids, update)
+                part.observe(ids, update, sound)
             else:
-                part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes))
+                part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes), sound)
 
-    def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None) -> None:
+    def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None, sound: Tensor) -> None:
         """Hands the detector what it asked for of this step."""
         detector = self.detector
         if detector is None:
@@ -201,7 +206,7 @@ class Objective(nn.Module, ABC):
             rows = pairs.anchors if pairs.collected is None else pairs.collected
             each = len(rows) // max(len(pairs.ids), 1)
             ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))
-            detector.collect(ids, rows.flatten(0, 1))
+            detector.collect(ids, rows.flatten(0, 1), sound)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
