@@ -120,7 +120,7 @@ class RCL(SupportFramework):
         """(H, N) the clusters of all samples under every criterion; None before there are any."""
         if self.criteria is None or not self.criteria.started:
             return None
-        return self.criteria.labels_of(torch.arange(self.num_samples, device=self.criteria.started.device))
+        return self.criteria.labels_of(torch.arange(self.num_samples, device=next(self.criteria.buffers()).device))
 
     @property
     def figures(self) -> dict[str, float]:
