@@ -1,10 +1,21 @@
-"""Methods × seeds on an array file: nearest neighbours, linear probe, false negatives found, time; mean ± deviation, test against the base.
+"""A queue of trainings: methods × data sets × seeds, evaluated and kept as one small file of results.
 
     .venv/bin/python benchmarks/study.py STUDY.yaml --data FILE.npz [--limit 8000] [--seeds 0 1 2] [--only METHOD …] [--out runs/study]
     .venv/bin/python benchmarks/study.py STUDY.yaml --data TRAIN.csv --test TEST.csv …
+    .venv/bin/python benchmarks/study.py STUDY.yaml --data-dir FOLDER [--stage NAME …] [--hours 2] [--list]
 
 A study is a document: a recipe to start from, settings for all, and for each method what differs, a recipe of its own included. Every
 run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
+
+A document with `datasets` and `stages` is a queue: it runs stage by stage, in the order of the document, seed by seed, data set by data
+set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, and the version of the code);
+a run that was stopped leaves none. `--hours` starts no further run after that time. `--list` shows what is done and what is to do.
+
+    datasets: {cifar100: {file: cifar100.npz, limit: 8000, settings: {…}}}     files in --data-dir; settings of this data set
+    stages: [{name: screening, datasets: […], methods: […], seeds: [0]}]       each part may be left out: all of them, seed 0
+    methods: {NAME: {labels: track_train}}                  the oracle goes by this array of the file, not by the classes
+    methods: {NAME: {labels: {precision: 0.5, recall: 0.3}}}    or by the classes, corrupted to about these
+
 With `protocol: retrieval`, of methods that learn from captions, the figures are recalls in both directions.
 The base of `framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one
 with the same setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where
@@ -18,15 +29,17 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from study_queue import Job, Results, corrupted, folder_name, jobs, version
 
 from kinfolk.comparing.figures import DIRECTIONS, figures_of, measured
 from kinfolk.comparing.seeds import base_of, gap_closed, p_value, spread
-from kinfolk.report.record import read_record
+from kinfolk.report.record import Record, read_record
 from kinfolk.training.changes import flat
 
 __all__ = ["base_of", "gap_closed", "main", "measured", "merged", "method_of", "recall_table", "settings", "table"]
@@ -38,14 +51,13 @@ RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5
 
 
 def limited(data: Path, limit: int | None, out: Path) -> Path:
-    """The array file, cut to its first `limit` training pictures."""
+    """The array file, cut to its first `limit` training images."""
     if limit is None:
         return data
     cut = out / f"{data.stem}-{limit}.npz"
     if not cut.exists():
         with np.load(data) as arrays:
-            kept = {name: arrays[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-        kept |= {name: kept[name][:limit] for name in ("x_train", "y_train")}
+            kept = {name: array[:limit] if name.endswith("_train") else array for name, array in arrays.items()}
         out.mkdir(parents=True, exist_ok=True)
         np.savez(cut.with_suffix(".partial.npz"), **kept)
         cut.with_suffix(".partial.npz").replace(cut)
@@ -65,8 +77,8 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> dict[str, float]:
-    """Trains and evaluates where that is not done yet; the figures of the run. `measure`: protocols, then more of `kinfolk eval`."""
+def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> Record:
+    """Trains and evaluates where that is not done yet; what the run says of itself. `measure`: protocols, then more of `kinfolk eval`."""
     kinfolk = [sys.executable, "-m", "kinfolk"]
     results, (protocols, *more) = folder / "eval", measure
     names = protocols.split(",")
@@ -79,7 +91,49 @@ def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
         subprocess.run([*kinfolk, "eval", folder, "--protocol", protocols, *more, *at_depth], check=True)
-    return figures_of(read_record(folder))
+    return read_record(folder)
+
+
+def settings_of(study: dict[str, Any], method: str, dataset: str | None = None) -> dict[str, Any]:
+    """What the document sets for all, for the data set, and for the method."""
+    of_data = {} if dataset is None else study["datasets"][dataset].get("settings", {})
+    return merged(merged(study.get("settings", {}), of_data), study["methods"][method] or {})
+
+
+def run_queue(study: dict[str, Any], data_dir: Path, out: Path, results: Results, todo: list[Job], hours: float | None) -> None:
+    """Works through the jobs that have no record yet. A run that fails is named and left for the next time; the queue goes on."""
+    began, made_with, failed = time.monotonic(), version(), list[str]()
+    protocols, *more = str(study.get("protocol", "knn,linear")).split()
+    for place, job in enumerate(todo, 1):
+        if hours is not None and time.monotonic() - began > 3600 * hours:
+            break
+        described = study["datasets"][job.dataset]
+        data = limited(data_dir / described["file"], described.get("limit"), out)
+        change = settings_of(study, job.method, job.dataset)
+        if (labels := change.pop("labels", None)) is not None:
+            change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
+        print(f"[{place}/{len(todo)}] {job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)
+        try:
+            record = run(out / job.folder, study["recipe"], job.method, change, data, job.seed, [protocols, "--data", str(data), *more])
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{job.dataset} {job.method} {job.seed} (exit {error.returncode})")
+            continue
+        results.add(job, figures_of(record), record.epochs, made_with)
+    if failed:
+        raise SystemExit("failed: " + "; ".join(failed))
+
+
+def labels_file(labels: str | dict[str, float], data: Path, out: Path, seed: int) -> Path:
+    """A file of the labels that the oracle is to go by: an array of the data file, or its classes corrupted."""
+    name = labels if isinstance(labels, str) else "-".join(f"{key}{value:g}" for key, value in labels.items()) + f"-{seed}"
+    path = out / f"{data.stem}-{name}.npy"
+    if not path.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        with np.load(data) as arrays:
+            made = arrays[labels] if isinstance(labels, str) else corrupted(arrays["y_train"], **labels, seed=seed)
+        np.save(path.with_suffix(".partial.npy"), made.astype(np.int64))
+        path.with_suffix(".partial.npy").replace(path)
+    return path
 
 
 def method_of(name: str, change: dict[str, Any]) -> str:
@@ -127,27 +181,54 @@ def recall_table(figures: dict[str, list[dict[str, float]]], base: str | None = 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="array file with x_train, y_train, x_test, y_test; or a table")
+    parser.add_argument("--data", type=Path, help="array file with x_train, y_train, x_test, y_test; or a table")
     parser.add_argument("--test", type=Path, help="what to measure on; that of --data unless given")
-    parser.add_argument("--limit", type=int, help="only the first training pictures, of an array file")
+    parser.add_argument("--limit", type=int, help="only the first training images, of an array file")
+    parser.add_argument("--data-dir", type=Path, help="folder of the array files of a document with `datasets`")
+    parser.add_argument("--stage", nargs="+", help="only these stages of the document")
+    parser.add_argument("--hours", type=float, help="start no further run after that time")
+    parser.add_argument("--list", action="store_true", help="show what is done and what is to do, and run nothing")
+    parser.add_argument("--results", type=Path, help="file of the results; benchmarks/results/STUDY.json unless given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", help="only these methods of the study")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
     study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
+    if "stages" in study:
+        return queue(options, study)
+    if options.data is None:
+        parser.error("--data is needed")
     out = options.out / options.study.stem / f"{options.data.stem}-{options.limit or 'all'}"
     data = limited(options.data, options.limit, out)
     protocols = study.get("protocol", "knn,linear")
     measure = [protocols, "--data", str(options.test or data)]
-    chosen = {name: change or {} for name, change in study["methods"].items() if options.only is None or name in options.only}
+    chosen = [name for name in study["methods"] if options.only is None or name in options.only]
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for seed in options.seeds:
-        for name, change in chosen.items():
-            folder = out / f"{name.replace(':', '-').replace(' ', '_').replace('(', '').replace(')', '')}-{seed}"
-            figures[name].append(run(folder, study["recipe"], name, merged(study.get("settings", {}), change), data, seed, measure))
+        for name in chosen:
+            folder = out / f"{folder_name(name)}-{seed}"
+            record = run(folder, study["recipe"], name, settings_of(study, name), data, seed, measure)
+            figures[name].append(figures_of(record))
     text = (recall_table if protocols == "retrieval" else table)(figures, study.get("base"))
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{options.study.stem}: {data.name}, recipe {study['recipe']}, seeds {options.seeds}; percent\n\n{text}")
+
+
+def queue(options: argparse.Namespace, study: dict[str, Any]) -> None:
+    """The runs of a document with stages, then a table for each data set."""
+    results = Results(options.results or Path(__file__).parent / "results" / f"{options.study.stem}.json")
+    wanted = [job for job in jobs(study, options.stage) if options.only is None or job.method in options.only]
+    todo = [job for job in wanted if job not in results]
+    if options.list:
+        for job in wanted:
+            print(f"{'done ' if job in results else 'to do'}  {job.stage}: {job.dataset} {job.method}, seed {job.seed}")
+    elif options.data_dir is None:
+        raise SystemExit("--data-dir is needed: the folder of the array files that the document names")
+    else:
+        run_queue(study, options.data_dir, options.out / options.study.stem, results, todo, options.hours)
+    for dataset in study["datasets"]:
+        if rows := results.figures(dataset):
+            print(f"\n{dataset}; percent\n\n{table(rows, study.get('base'))}")
 
 
 if __name__ == "__main__":

@@ -41,17 +41,67 @@ def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) ->
     assert {name: int(getattr(loss_fn.stats, name)) for name in slow} == slow
 
 
+def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
+    """Mean precision and recall of the samples, each over both its views, as GloFND's released code has them."""
+    n, precision, recall = len(labels), [], []
+    for sample in (i for i in range(n) if labels[i] >= 0):
+        hits = judged = kin = 0
+        for _ in range(2):
+            for j in (j for j in range(2 * n) if j % n != sample and labels[j % n] >= 0):
+                flagged, same = sample % num_classes == j % n % num_classes, labels[sample] == labels[j % n]
+                hits, judged, kin = hits + (flagged and same), judged + flagged, kin + same
+        precision.append((hits + 1e-9) / (judged + 1e-9))
+        recall.append((hits + 1e-9) / (kin + 1e-9))
+    return sum(precision) / len(precision), sum(recall) / len(recall)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [0, 1, 2, 2, -1, 3, 4]])
+@pytest.mark.parametrize("num_classes", [2, 5])
+@pytest.mark.parametrize("block_rows", [None, 4])
+def test_rates_of_the_anchors_equal_the_released_definition(labels: list[int], num_classes: int, block_rows: int | None) -> None:
+    """With five groups of seven ids, some anchors have nothing flagged; the labels leave some without false negatives."""
+    loss_fn = NTXent(0.2, Scripted(same_class(num_classes)), block_rows=block_rows)
+    loss_fn.watch(torch.tensor(labels))
+    z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
+    loss_fn(z[0], z[1], torch.arange(7))
+    precision, recall = slow_anchors(labels, num_classes)
+    stats = loss_fn.stats
+    assert int(stats.anchors) == sum(label >= 0 for label in labels)
+    assert stats.anchor_precision == pytest.approx(precision, abs=1e-5)
+    assert stats.anchor_recall == pytest.approx(recall, abs=1e-5)
+    assert stats.anchor_f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=1e-5)
+
+
+def test_the_harmonic_mean_of_the_means_is_the_papers_f1() -> None:
+    """Table 1 of GloFND: precision 48.40, recall 58.81, F1 53.10."""
+    stats = Stats.from_counts(torch.tensor([1, 1, 1, 1, 1, 10, round(4.840 * UNIT), round(5.881 * UNIT), 0, 0, 0, 0]))
+    assert stats.anchor_f1 == pytest.approx(0.5310, abs=5e-5)
+
+
+def test_rates_of_the_anchors_before_anything_is_flagged() -> None:
+    """Every anchor would have precision 1; there is none to speak of."""
+    loss_fn = NTXent(0.2)
+    loss_fn.watch(torch.tensor([0, 0, 1, 1]))
+    z = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    loss_fn(z[0], z[1], torch.arange(4))
+    assert math.isnan(loss_fn.stats.anchor_precision)
+    assert math.isnan(loss_fn.stats.anchor_f1)
+    assert loss_fn.stats.anchor_recall == 0
+
+
 def test_shares_and_sums() -> None:
-    stats = Stats.from_counts(torch.tensor([100, 10, 8, 6, 12, 4, 3 * UNIT, 8, UNIT]))
+    stats = Stats.from_counts(torch.tensor([100, 10, 8, 6, 12, 2, UNIT, UNIT // 2, 4, 3 * UNIT, 8, UNIT]))
+    assert (stats.anchor_precision, stats.anchor_recall) == (0.5, 0.25)
+    assert stats.anchor_f1 == pytest.approx(1 / 3)
     assert (stats.share, stats.precision, stats.recall) == (0.1, 0.75, 0.5)
     assert stats.f1 == pytest.approx(2 * 0.75 * 0.5 / 1.25)
     assert (stats.tp_similarity, stats.fn_similarity) == (0.75, 0.125)
-    assert (stats + stats).counts().tolist() == [200, 20, 16, 12, 24, 8, 6 * UNIT, 16, 2 * UNIT]
+    assert (stats + stats).counts().tolist() == [200, 20, 16, 12, 24, 4, 2 * UNIT, UNIT, 8, 6 * UNIT, 16, 2 * UNIT]
 
 
 def test_undefined_is_nan() -> None:
     empty = Stats.empty()
-    assert all(math.isnan(x) for x in (empty.share, empty.precision, empty.recall, empty.f1, empty.tp_similarity, empty.fn_similarity))
+    assert all(math.isnan(x) for x in (*empty.detection().values(), empty.tp_similarity, empty.fn_similarity))
 
 
 def slow_similarities(pairs: Pairs, labels: list[int], every: int = 1) -> tuple[float, float]:

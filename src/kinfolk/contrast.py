@@ -132,7 +132,7 @@ class Contrast:
                 weighed = compiled(weigh, self.compile)(
                     sim_RC, block.num_negatives_R, roles, self.policy, temperature, self.labels is not None
                 )
-                counts.append(count(block, weighed, alike))
+                counts.append(count(block, weighed.flagged_R, weighed.kin_RC, alike))
                 mean_RD = weighed.share_RC @ candidates_CD if isinstance(temperature, Tensor) and temperature.ndim else None
                 terms = self.terms(self._told(rows, block, own_AP, weighed, temperature, mean_RD, anchors_AD))
                 total += terms.loss_R.sum() * share

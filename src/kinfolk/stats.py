@@ -1,7 +1,12 @@
-"""How many negatives a detector flagged, how many of them it was right about, and how similar positives and false negatives are: counts
-that add up over steps and ranks.
+"""How many negatives a detector flagged, how many of them are false negatives by the labels, and how similar positives and false negatives
+are: counts that add up over steps and ranks.
 
-Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R rows of a block.
+Precision and recall are counted in two ways. Over pairs, every pair of an anchor and a negative counts once. Per anchor, each labelled
+sample has a precision and a recall of its own, over all its views, and the mean over the samples is taken (GloFND's released code, and
+so its Table 1): a sample with nothing flagged has precision 1, a sample without false negatives has recall 1. F1 is the harmonic mean of
+the two means, which is what the figures of Table 1 come to.
+
+Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R = b·V rows of a block, b samples, V views.
 """
 
 from __future__ import annotations
@@ -11,19 +16,21 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from kinfolk.kinship import Weighed, others
+from kinfolk.kinship import others
 from kinfolk.pairs import Block, Pairs
 
 NAN = float("nan")
 UNIT = 1 << 20
-"""A similarity of 1 in the sums, which are whole numbers: they come to the same in any order, and after a resume."""
+"""A similarity or a rate of 1 in the sums, which are whole numbers: they come to the same in any order, and after a resume."""
+COUNTED = 8
+"""Length of what `count` returns: the first fields of `Stats`."""
 LOOKED_AT = 4096
 """Candidates that the similarity of false negatives is taken of, at most; of more, evenly spread ones."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts over pairs of an anchor and a negative, and of an anchor and an own positive.
+    """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and an own positive.
 
     Args:
         negatives: pairs that could have been flagged.
@@ -31,6 +38,8 @@ class Stats:
         judged: flagged pairs with both labels known.
         hits: judged pairs with equal labels.
         kin: pairs of negatives with equal known labels, flagged or not.
+        anchors: labelled samples that were anchors, all views of a sample together; once for each level of a detector.
+        precision_sum, recall_sum: sums over them of their own precision (1 with nothing flagged) and recall (1 without false negatives).
         positives, positive_sum: pairs of an anchor and an own positive, and the sum of their similarities.
         alike, alike_sum: pairs of negatives with equal known labels that were looked at, and the sum of their similarities.
     """
@@ -40,6 +49,9 @@ class Stats:
     judged: Tensor
     hits: Tensor
     kin: Tensor
+    anchors: Tensor
+    precision_sum: Tensor
+    recall_sum: Tensor
     positives: Tensor
     positive_sum: Tensor
     alike: Tensor
@@ -55,7 +67,7 @@ class Stats:
         return cls(*counts.unbind())
 
     def counts(self) -> Tensor:
-        """(9,) int64: what to sum over ranks."""
+        """(12,) int64: what to sum over ranks."""
         return torch.stack([getattr(self, field.name) for field in fields(self)])
 
     def __add__(self, other: Stats) -> Stats:
@@ -82,6 +94,34 @@ class Stats:
         return _ratio(2 * self.hits, self.judged + self.kin)
 
     @property
+    def anchor_precision(self) -> float:
+        """Mean over the anchors of their own precision; NaN without labels, and where nothing was flagged for any of them."""
+        return _ratio(self.precision_sum, self.anchors) / UNIT if self.judged else NAN
+
+    @property
+    def anchor_recall(self) -> float:
+        """Mean over the anchors of their own recall; NaN without labels, and where none of them has a false negative."""
+        return _ratio(self.recall_sum, self.anchors) / UNIT if self.kin else NAN
+
+    @property
+    def anchor_f1(self) -> float:
+        """Harmonic mean of `anchor_precision` and `anchor_recall`; NaN where one of them is."""
+        precision, recall = self.anchor_precision, self.anchor_recall
+        return 2 * precision * recall / (precision + recall) if precision + recall != 0 else 0.0
+
+    def detection(self) -> dict[str, float]:
+        """The figures of detection by name, over pairs and per anchor; NaN where nothing could be counted."""
+        return {
+            "flagged": self.share,
+            "precision": self.precision,
+            "recall": self.recall,
+            "f1": self.f1,
+            "anchor_precision": self.anchor_precision,
+            "anchor_recall": self.anchor_recall,
+            "anchor_f1": self.anchor_f1,
+        }
+
+    @property
     def tp_similarity(self) -> float:
         """Mean similarity of the anchors and their own positives (true positives), such as the other view of the sample."""
         return _ratio(self.positive_sum, self.positives) / UNIT
@@ -93,29 +133,55 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Alike:
+    """Which pairs of a block have two known labels and which have equal ones, 1 and 0 and 0 within a sample; and (R,) whether the row's is
+    known."""
+
+    known_RC: Tensor
+    same_RC: Tensor
+    known_R: Tensor
+
+
+@dataclass(frozen=True)
 class Labels:
     """(N,) labels of all samples, below 0 where unknown, and the number of classes, which only the host may ask for."""
 
     of_N: Tensor
     number: int
 
-    def alike(self, block: Block) -> tuple[Tensor, Tensor]:
-        """(R, C), (R, C) 1 where both labels are known, and where they are equal too; 0 where the candidate is the anchor's own."""
-        label_R, label_C = self.of_N[block.row_ids].unsqueeze(1), self.of_N[block.candidate_ids]
-        known_RC = others(block.sim_RC) * ((label_R >= 0) & (label_C >= 0))
-        return known_RC, known_RC * (label_R == label_C)
+    def alike(self, block: Block) -> Alike:
+        """What they say of the pairs of a block."""
+        label_R, label_C = self.of_N[block.row_ids], self.of_N[block.candidate_ids]
+        known_R = label_R >= 0
+        known_RC = others(block.sim_RC) * (known_R.unsqueeze(1) & (label_C >= 0))
+        return Alike(known_RC, known_RC * (label_R.unsqueeze(1) == label_C), known_R)
 
 
-def count(block: Block, weighed: Weighed, alike: tuple[Tensor, Tensor] | None) -> Tensor:
-    """(5,) the counts of one block: negatives, flagged, judged, hits, kin. `alike`: see `Labels`."""
-    rows = [block.num_negatives_R, weighed.flagged_R]
-    if alike is not None:
-        known_RC, same_RC = alike
-        none_R = torch.zeros_like(weighed.flagged_R)
-        rows += [none_R if weighed.kin_RC is None else (weighed.kin_RC * each_RC).sum(1) for each_RC in alike]
-        rows.append(same_RC.sum(1))
-    counts = torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
-    return counts if alike is not None else torch.cat((counts, counts.new_zeros(3)))
+def count(block: Block, flagged_R: Tensor, kin_RC: Tensor | None, alike: Alike | None) -> Tensor:
+    """(8,) the counts of one block, the first fields of `Stats`. `flagged_R`: kin of each row; `kin_RC`: 1 where they are, None: nowhere."""
+    rows = [block.num_negatives_R, flagged_R]
+    if alike is None:
+        counts = torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
+        return torch.cat((counts, counts.new_zeros(COUNTED - 2)))
+    none_R = torch.zeros_like(flagged_R)
+    judged_R, hits_R = (none_R if kin_RC is None else (kin_RC * each_RC).sum(1) for each_RC in (alike.known_RC, alike.same_RC))
+    kin_R = alike.same_RC.sum(1)
+    counts = torch.stack([row.to(torch.float64) for row in (*rows, judged_R, hits_R, kin_R)]).sum(1).to(torch.int64)
+    return torch.cat((counts, torch.stack(per_anchor(hits_R, judged_R, kin_R, alike.known_R, block.num_views))))
+
+
+def per_anchor(hits_R: Tensor, judged_R: Tensor, kin_R: Tensor, known_R: Tensor, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How many labelled samples the rows belong to, and the sums of their own precisions and recalls, all as whole numbers.
+
+    Args:
+        hits_R, judged_R, kin_R: (R,) pairs of a row that were flagged rightly, that were flagged, and that are false negatives.
+        known_R: (R,) whether the row's label is known.
+        num_views: rows of a sample, which stand one after the other.
+    """
+    hits_b, judged_b, kin_b = (each_R.view(-1, num_views).sum(1) for each_R in (hits_R, judged_R, kin_R))
+    known_b = known_R.view(-1, num_views)[:, 0]
+    precision_b, recall_b = ((hits_b.double() / whole_b.clamp(min=1)).where(whole_b > 0, 1.0) * known_b for whole_b in (judged_b, kin_b))
+    return known_b.sum(), _whole(precision_b), _whole(recall_b)
 
 
 def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels: Labels | None) -> Tensor:
@@ -165,8 +231,8 @@ def _place(sorted_C: Tensor, key: Tensor) -> Tensor:
     return torch.where(sorted_C[at] == key, at, -1)
 
 
-def _whole(similarity_A: Tensor) -> Tensor:
-    return (similarity_A.double() * UNIT).round().sum().to(torch.int64)
+def _whole(value_A: Tensor) -> Tensor:
+    return (value_A.double() * UNIT).round().sum().to(torch.int64)
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

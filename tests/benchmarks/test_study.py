@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,6 +25,7 @@ TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
 
 
 def load() -> Any:
+    sys.path.insert(0, str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("study", BENCHMARKS / "study.py")
     assert spec is not None
     assert spec.loader is not None
@@ -34,13 +39,19 @@ study = load()
 
 def configurations() -> list[Any]:
     documents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in STUDIES}
-    return [pytest.param(document, name, id=f"{stem}-{name}") for stem, document in documents.items() for name in document["methods"]]
+    return [
+        pytest.param(document, name, dataset, id="-".join(part for part in (stem, name, dataset) if part))
+        for stem, document in documents.items()
+        for name in document["methods"]
+        for dataset in list(document.get("datasets", [None]))[:2]
+    ]
 
 
-@pytest.mark.parametrize(("document", "name"), configurations())
-def test_every_configuration_resolves(document: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(("document", "name", "dataset"), configurations())
+def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None) -> None:
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
-    change = study.merged(document.get("settings", {}), document["methods"][name] or {})
+    change = study.settings_of(document, name, dataset)
+    change.pop("labels", None)
     method = study.method_of(name, change)
     config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
     data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100)
@@ -55,8 +66,9 @@ def test_the_tables_of_the_ifnd_paper_are_there() -> None:
     named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
     assert {"simclr", "pcl", "simclr+ifnd", "simclr+ifnd:attract", "simclr+oracle:attract"} <= named["clusters"].keys()
     crossed = [next(iter(change.values())) for name, change in named["ifnd-table7"].items() if "(" in name]
-    kinds = {(len(one) > 3, one["schedule"], one["num_clusters"][0], one["confidence"]) for one in crossed}
-    assert len(kinds) == 16, "objective × assignment × clusters × confidence"
+    kinds = {("queue_size" in one, one["schedule"], one["num_clusters"][0], one.get("confidence")) for one in crossed}
+    assert len(kinds) == len(crossed) == 12, "objective × assignment × clusters × confidence, which only a growing share goes by"
+    assert all((one["schedule"] == "linear") == ("confidence" in one) for one in crossed)
     rates = [change.get("detector", {}).get("final_rate", 1.0) for change in named["ifnd-schemes"].values()]
     assert {0.25, 0.5, 0.75, 1.0} == set(rates)
 
@@ -85,6 +97,44 @@ def test_the_ablations_of_the_rcl_paper_are_there() -> None:
     kinds = {change.get("framework", {}).get("hierarchy", "none") for change in named["rcl-table4"].values()}
     assert kinds == {"none", "kmeans", "dbscan", "online"}
     assert {f"{base}+hierarchy{action}" for base in ("simclr", "moco") for action in ("", ":reweight")} <= named["hierarchy"].keys()
+
+
+def test_the_ablations_of_the_ring_paper_are_there() -> None:
+    named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
+    lesions = [(one.get("detector", {}).get("anneal"), one.get("detector", {}).get("upper")) for one in named["ring-table2"].values()]
+    assert {(None, None), ("none", None), (None, 1.0)} <= set(lesions)
+    assert {"la", "ir+cave", "cmc+cave", "ir+ring:attract", "cmc+ring:attract"} <= named["ring-table6"].keys()
+    for name in ("ir+ring:attract", "cmc+ring:attract"):
+        assert named["ring-table6"][name]["framework"]["pool_kin"], "equation 5"
+    balls = [one["detector"] for name, one in named["ring-figure2a"].items() if name != "ir"]
+    assert {(ball["lower"], ball.get("start_epoch", 0)) for ball in balls} == {
+        (low, at) for low in (0.5, 0.75, 0.9) for at in (0, 8, 15, 22)
+    }
+    assert all(ball["anneal"] == "none" and ball["upper"] == 1 for ball in balls)
+    policies = {one["detector"]["anneal"] for name, one in named["ring-figure2bc"].items() if name != "ir"}
+    assert policies == {"linear", "step", "knn", "loss"}
+
+
+def test_the_ablations_of_the_glofnd_paper_are_there() -> None:
+    named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
+    assert named["glofnd-figure4"]["sogclr+glofnd (single threshold)"]["detector"] == {"shared": True, "alpha": 0.1}
+    assert {"sogclr", "sogclr+fnc", "sogclr+glofnd"} <= named["glofnd-figure4"].keys()
+    starts = {(name.partition(" ")[0], one["detector"]["start_epoch"]) for name, one in named["glofnd-figure5"].items() if name != "sogclr"}
+    assert starts == {(f"sogclr+{detector}", epoch) for detector in ("glofnd", "fnc") for epoch in (2, 5, 8, 11, 14, 17)}
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_no_two_rows_are_the_same_training(path: Path) -> None:
+    document, seen = yaml.safe_load(path.read_text(encoding="utf-8")), dict[str, str]()
+    for name, own in document["methods"].items():
+        change = study.merged(document.get("settings", {}), own or {})
+        method = study.method_of(name, change)
+        config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
+        for part in (config.framework, config.detector):
+            if part.get("schedule") in ("step", "constant") and part.get("final_rate", 1.0) == 1:
+                part.pop("confidence", None)  # of samples that are all accepted
+        same = seen.setdefault(config.model_dump_json(), name)
+        assert same == name, f"{name} is {same}"
 
 
 def runs(*linear: float, **more: float) -> list[dict[str, float]]:
@@ -147,3 +197,54 @@ def test_the_table_of_recalls() -> None:
     assert rows[2][header.index("against its base")] == "+3.3"
     assert rows[2][header.index("flagged")] == "0.19"
     assert study.measured("knn", {"accuracy": 0.5}) == {"knn": 50.0}
+
+
+def document() -> dict[str, Any]:
+    methods = {"simclr": None, "simclr+oracle (half)": {"labels": {"precision": 0.5, "recall": 0.5}}, "late": {"method": "simclr"}}
+    datasets = {"a": {"file": "a.npz"}, "b": {"file": "b.npz", "settings": {"epochs": 2}}}
+    stages = [{"name": "first", "methods": ["simclr"]}, {"name": "second", "datasets": ["b"], "seeds": [0, 1]}]
+    return {"recipe": "simclr-cpu", "datasets": datasets, "methods": methods, "stages": stages, "settings": {"epochs": 1, "seed": 3}}
+
+
+def test_the_queue_runs_stage_by_stage_and_each_run_once() -> None:
+    keys = [job.key for job in study.jobs(document())]
+    assert keys[:2] == [("a", "simclr", 0), ("b", "simclr", 0)]
+    assert keys[2:] == [("b", "simclr+oracle (half)", 0), ("b", "late", 0), *(("b", name, 1) for name in document()["methods"])]
+    assert [job.key for job in study.jobs(document(), ["first"])] == keys[:2]
+    with pytest.raises(SystemExit, match="names 'gone', which is not among the methods"):
+        list(study.jobs({**document(), "stages": [{"name": "x", "methods": ["gone"]}]}))
+    assert study.settings_of(document(), "simclr", "b") == {"epochs": 2, "seed": 3}
+
+
+def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x_train=np.zeros(4), y_train=np.array([0, 1, 0, 1]), x_test=np.zeros(1), y_test=np.zeros(1))
+    given: list[dict[str, Any]] = []
+
+    def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> Any:
+        given.append(change)
+        if name == "late":
+            raise subprocess.CalledProcessError(1, "kinfolk")
+        return SimpleNamespace(epochs=[{"epoch": 0, "knn": 0.123456789, "seconds": 1.0}], results=[{"protocol": "knn", "accuracy": 0.5}])
+
+    monkeypatch.setattr(study, "run", run)
+    path = tmp_path / "results" / "gain.json"
+    todo = list(study.jobs(document()))
+    with pytest.raises(SystemExit, match=r"failed: b late 0 \(exit 1\); b late 1"):
+        study.run_queue(document(), tmp_path, tmp_path / "out", study.Results(path), todo, None)
+    again = study.Results(path)
+    assert [job in again for job in todo] == [job.method != "late" for job in todo]
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert kept[0]["figures"] == {"knn": 50.0, "seconds": 1.0}
+    assert kept[0]["curves"] == {"knn": [0.12346]}
+    assert kept[0]["version"]
+    corrupted = next(change for change in given if "detector" in change)
+    assert len(np.load(corrupted["detector"]["labels_file"])) == 4
+
+
+@pytest.mark.parametrize(("precision", "recall"), [(1.0, 0.1), (0.7, 0.7), (0.5, 1.0), (0.5, 0.1), (0.2, 0.2)])
+def test_labels_corrupted_to_a_precision_and_a_recall(precision: float, recall: float) -> None:
+    truth = np.arange(4000) % 10
+    queue = sys.modules["study_queue"]
+    found = queue.agreement(queue.corrupted(truth, precision, recall), truth)
+    assert found == (pytest.approx(precision, rel=0.05), pytest.approx(recall, rel=0.1))

@@ -68,8 +68,50 @@ def test_probes_and_few_labels(trained: Path, capsys: pytest.CaptureFixture[str]
     assert (found["probe"], found["draws"], found["test"]) == ("ifnd", 2, 100)
     assert result(trained, "linear")["probe"] == "ifnd"
     assert result(trained, "linear")["accuracy"] == found["fractions"][0]["accuracy"]
-    for text in ("semi 100 %", "semi 0.1 %", "10 labels, test split", "±"):
+    for text in ("semi 100 %", "semi 0.1 %", "10 labels, test split", "±", "semi average", "top-5", "mean of the 3 above"):
         assert text in shown
+    assert found["top5"] == pytest.approx(np.mean([row["top5"] for row in found["fractions"]]))
+    assert found["accuracy"] < found["top5"] <= 1
+    assert result(trained, "linear")["top5"] == found["fractions"][0]["top5"]
+
+
+def test_labels_by_a_list(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys of an array are train/0, train/1, …"""
+    few = tmp_path / "1percent.txt"
+    few.write_text("".join(f"train/{i}\n" for i in range(30)) + "elsewhere/7\n")
+    command = ["eval", str(trained), "--protocol", "semi,finetune", "--subset", str(few), "--epochs", "1", "--finetuning", "rcl"]
+    assert run(*command) == 0
+    shown = capsys.readouterr().out
+    assert "semi 1percent" in shown
+    assert "30 of 31 listed labels" in " ".join(shown.split())
+    for protocol in ("semi", "finetune"):
+        (row,) = result(trained, protocol)["fractions"]
+        assert (row["subset"], row["labels"], row["listed"], row["fraction"]) == ("1percent", 30, 31, 0.125)
+    assert result(trained, "finetune")["finetuning"] == "rcl"
+    assert run(*command, "--percent", "50") == 0
+    assert [row["labels"] for row in result(trained, "semi")["fractions"]] == [120, 30]
+
+
+def test_features_before_pooling_and_own_mean(trained: Path, few_digits: Path) -> None:
+    plain, own = ["eval", str(trained), "--protocol", "linear,transfer,knn"], ["--unpooled", "--own-mean"]
+    assert run(*plain) == 0
+    before = [result(trained, name) for name in ("linear", "knn")]
+    assert run(*plain, *own) == 0
+    after = [result(trained, name) for name in ("linear", "knn")]
+    assert all(each["features"] == "before pooling" for each in after)
+    assert all(each["normalised_by"] == "the data's own mean" for each in (*after, *result(trained, "transfer")["sets"]))
+    assert after[1]["accuracy"] != before[1]["accuracy"]
+    assert not any("features" in each for each in before)
+
+
+def test_mutual_information_by_its_normaliser(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for name in ("arithmetic", "max"):
+        assert run("eval", str(trained), "--protocol", "clusters", "--num-clusters", "20", "--normaliser", name) == 0
+        assert f"{name} normaliser" in " ".join(capsys.readouterr().out.split())
+        assert result(trained, "clusters")["normaliser"] == name
+        found[name] = result(trained, "clusters")["nmi"]
+    assert found["max"] < found["arithmetic"]
 
 
 def test_finetuning_leaves_the_run_as_it_was(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,11 +162,12 @@ def test_false_negatives(trained: Path, few_digits: Path, tmp_path: Path, capsys
     assert found["alpha"] == 0.1
     for figures in (found, found["exact"]):
         assert all(0 < figures[name] <= 1 for name in ("precision", "recall", "f1", "mtpr", "mtnr", "flagged"))
+        assert all(0 < figures[f"anchor_{name}"] <= 1 for name in ("precision", "recall", "f1"))
     assert found["exact"]["flagged"] == pytest.approx(0.1, abs=0.002)
     assert found["exact"]["precision"] > 0.15, "better than chance, a tenth"
     assert 0 < found["threshold"]["mae"] <= found["threshold"]["rmse"] < 0.5
     assert found["tp_similarity"] > found["fn_similarity"] > found["tn_similarity"]
-    for text in ("precision", "MTPR", "RMSE", "similarity"):
+    for text in ("precision", "per anchor", "MTPR", "RMSE", "similarity"):
         assert text in shown
     assert run("eval", str(trained), "--protocol", "kin", "--alpha", "0.05") == 0
     assert "threshold" not in result(trained, "kin")
@@ -143,6 +186,10 @@ def test_false_negatives(trained: Path, few_digits: Path, tmp_path: Path, capsys
     [
         (["--probe", "lbgfs"], "did you mean lbfgs?"),
         (["--metric", "mean-class"], "did you mean mean-per-class?"),
+        (["--finetuning", "simclr"], "there are: ifnd, rcl"),
+        (["--normaliser", "geometrical"], "did you mean geometric?"),
+        (["--subset", "none.txt"], "there is no list none.txt"),
+        (["--subset", __file__, "--subset", __file__], "two files called"),
         (["--percent", "10;1"], "--percent (=10;1) must be numbers"),
         (["--percent", "200"], "at most 100"),
         (["--alpha", "1.5"], "--alpha (=1.5) must be in (0, 1)"),

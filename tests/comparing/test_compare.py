@@ -159,6 +159,30 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert r"a|b\_8\&\%" in table.to_latex()
 
 
+def test_averages_are_compared_over_the_same_shares_alone(tmp_path: Path) -> None:
+    shares = [{"fraction": share, "labels": 5, "accuracy": 0.5} for share in (1.0, 0.1, 0.01)]
+    for method, number in (("simclr", 3), ("simclr+glofnd", 3)):
+        run = make_run(tmp_path / method, method, 0, 0.5, epoch={"anchor_f1": 0.25})
+        write_result(run, "semi", {"accuracy": 0.5, "fractions": shares[:number], "measured_on": "test split", "data": "photos"})
+    table = kf.compare([tmp_path])
+    assert [record["semi average"] for record in table.records] == [50.0, 50.0]
+    assert table.records[1]["semi average_gain"] == 0
+    assert "F1 per anchor" in [column.head for column in table.columns]
+    write_result(tmp_path / "simclr", "semi", {"accuracy": 0.5, "fractions": shares[:2], "measured_on": "test split", "data": "photos"})
+    table = kf.compare([tmp_path])
+    assert "semi average" not in table.records[0]
+    assert table.notes[0] == "semi average is left out: the runs were not measured on the same parts."
+
+
+def test_features_and_normalisers_must_be_the_same(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "simclr", 0, 0.5)
+    make_run(tmp_path / "b", "simclr", 1, 0.5, normaliser="arithmetic")
+    assert len(kf.compare([tmp_path]).records) == 1, "results of earlier versions do not name it"
+    make_run(tmp_path / "c", "simclr", 2, 0.5, features="before pooling")
+    with pytest.raises(UsageError, match="features before pooling; evaluate them alike"):
+        kf.compare([tmp_path])
+
+
 def test_figures_of_protocols() -> None:
     assert measured("linear", {"accuracy": 0.5, "strength": 0.01, "converged": True, "test": 10}) == {"linear": 50.0}
     parts = [{"fraction": 0.001, "accuracy": 0.25, "accuracies": [0.25]}, {"fraction": 1.0, "accuracy": 0.5, "deviation": None}]
@@ -166,7 +190,16 @@ def test_figures_of_protocols() -> None:
     assert measured("transfer", {"accuracy": 0.5, "sets": sets, "measured_on": "test split"}) == {"transfer cifar100": 50.0}
     kin = {"f1": 0.25, "precision": None, "exact": {"f1": 0.5}, "threshold": {"mae": 0.02}, "tp_similarity": 0.9, "alpha": 0.01}
     assert measured("kin", kin) == {"kin F1": 25.0, "kin threshold MAE": 0.02, "kin TP similarity": 90.0}
-    assert measured("semi", {"accuracy": 0.4, "fractions": parts}) == {"semi 0.1 %": 25.0, "semi 100 %": 50.0}
+    semi = {"semi 0.1 %": 25.0, "semi 100 %": 50.0, "semi average": 37.5}
+    assert measured("semi", {"accuracy": 0.375, "fractions": parts}) == semi
+    assert measured("semi", {"accuracy": 0.5, "fractions": parts[1:]}) == {"semi 100 %": 50.0}, "of one share there is no average"
+    five = {"fraction": 0.0999, "subset": "10percent", "accuracy": 0.5, "top5": 0.75}
+    assert measured("finetune", {"accuracy": 0.5, "top5": 0.75, "fractions": [five]}) == {
+        "finetune 10percent": 50.0,
+        "finetune 10percent top 5": 75.0,
+    }
+    assert measured("linear", {"accuracy": 0.5, "top5": 0.75}) == {"linear": 50.0, "linear top 5": 75.0}
+    assert measured("kin", {"anchor_f1": 0.5}) == {"kin F1 per anchor": 50.0}
     recalls = {"image_to_text": {"R@1": 0.1}, "text_to_image": {"R@1": 0.2}, "mean": 0.15, "images": 5}
     assert measured("retrieval", recalls) == {"i→t R@1": 10.0, "t→i R@1": 20.0, "retrieval": 15.0}
 

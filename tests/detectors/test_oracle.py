@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from kinfolk.detectors import Oracle
+from kinfolk.errors import UsageError
 from tests.detectors.blocks import kin, random_block
 
 
@@ -41,3 +45,22 @@ def test_an_id_without_a_label_is_named() -> None:
 
 def test_repr() -> None:
     assert repr(Oracle(torch.tensor([0, 1, -1, 1]))) == "Oracle(labels=<4 labels, 2 classes>)"
+
+
+def test_labels_of_a_file_stand_in_for_those_of_the_data(tmp_path: Path) -> None:
+    tracks = tmp_path / "tracks.npy"
+    np.save(tracks, np.array([7, 7, 3], dtype=np.int32))
+    block = random_block(0, [0, 1, 2])
+    expected = kin(Oracle(torch.tensor([7, 7, 3])), block)
+    assert expected.any()
+    assert torch.equal(kin(Oracle(torch.tensor([0, 1, 2]), labels_file=tracks), block), expected)
+    assert torch.equal(kin(Oracle(labels_file=str(tracks)), block), expected)
+    with pytest.raises(UsageError, match="an integer for each of the 4 training samples"):
+        Oracle(torch.zeros(4, dtype=torch.int64), labels_file=tracks)
+    with pytest.raises(UsageError, match="does not exist"):
+        Oracle(labels_file=tmp_path / "gone.npy")
+    np.save(tracks, np.array([{}], dtype=object))
+    with pytest.raises(UsageError, match="is not a readable"):
+        Oracle(labels_file=tracks)
+    with pytest.raises(UsageError, match="needs labels"):
+        Oracle()

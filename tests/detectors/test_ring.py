@@ -213,6 +213,9 @@ def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
         ({"lower": 0, "upper": 1, "draw": 0}, r"`draw` \(=0\) must be at least 1"),
         ({"lower": 0, "upper": 1, "anneal": "cosine"}, r"`anneal` \(='cosine'\) must be one of none, linear"),
         ({"lower": 0.2, "upper": 1, "start_lower": 0.5}, r"`start_lower` \(=0.5\) must be in \[0, 0.2\]"),
+        ({"lower": 0.2, "upper": 1, "start_upper": 0.5}, r"`start_upper` \(=0.5\) must be None with `anneal` \(='none'\)"),
+        ({"lower": 0.5, "upper": 1, "start_lower": 0.3, "start_upper": 0.3, "anneal": "step"}, r"`start_upper` \(=0.3\) must be above"),
+        ({"lower": 0.5, "upper": 1, "start_upper": 1.1, "anneal": "step"}, r"`start_upper` \(=1.1\) must be above .* and at most 1"),
         ({"lower": 0, "upper": 1, "anneal_epochs": 0}, r"`anneal_epochs` \(=0\) must be at least 1"),
         ({"lower": 0, "upper": 1, "anneal_jumps": 0}, r"`anneal_jumps` \(=0\) must be at least 1"),
         ({"lower": 0, "upper": 1, "boundaries": "soft"}, r"`boundaries` \(='soft'\) must be one of exact, learned"),
@@ -238,6 +241,8 @@ def test_ids_are_needed_where_state_is_kept_by_them() -> None:
 def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
     given = Ring(0.5, 0.9, num_samples=9, draw=4, anneal="step", anneal_jumps=3, boundaries="learned", num_clusters=(2, 3), every=2, seed=1)
     assert repr(eval(repr(given))) == repr(given)
+    late = Ring(0.5, 0.9, anneal="linear", start_lower=0.1, start_upper=0.8)
+    assert repr(late) == "Ring(lower=0.5, upper=0.9, anneal='linear', start_lower=0.1, start_upper=0.8)"
     assert repr(Ring(0.5, 0.9)) == "Ring(lower=0.5, upper=0.9)"
     made = build_detector(parse("simclr+ring:learned"), Context(30), {})
     assert repr(made) == "Ring(lower=0.9, upper=0.99, num_samples=30, anneal='linear', boundaries='learned')"
@@ -245,7 +250,7 @@ def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
 
 def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
     ring = Ring(0.8, 1.0, anneal="linear", anneal_epochs=4)
-    ring.set_progress(2, 8)
+    ring.hear("epoch", 2.0)
     assert ring.figures == {"ring_lower": ring.lower}
     assert 0 < ring.lower < 0.8
     assert Ring(0.8, 1.0).figures == {}

@@ -1,4 +1,4 @@
-"""Two gloo processes with unequal batches equal one on the joined batch: the ring, exact and learned, annealed by the loss, and Cave."""
+"""Two gloo processes with unequal batches equal one on the joined batch: the ring, exact and learned, annealed in two ways, and Cave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
 
 NUM_SAMPLES, SIZES, STEPS = 30, (5, 3), 6
-NAMES = ["exact", "learned", "loss", "clusters", "cave", "queue"]
+NAMES = ["exact", "learned", "linear", "loss", "clusters", "cave", "queue"]
 
 
 def detector(name: str) -> Detector:
@@ -24,6 +24,7 @@ def detector(name: str) -> Detector:
         "exact": Ring(0.3, 0.8),
         "queue": Ring(0.3, 0.8, NUM_SAMPLES, boundaries="learned"),
         "learned": Ring(0.3, 0.8, NUM_SAMPLES, boundaries="learned"),
+        "linear": Ring(0.6, 0.8, NUM_SAMPLES, boundaries="learned", anneal="linear", start_upper=0.7, anneal_epochs=2),
         "loss": Ring(0.6, 0.8, NUM_SAMPLES, boundaries="learned", anneal="loss", anneal_epochs=2),
         "clusters": Ring(0.3, 0.8, NUM_SAMPLES, num_clusters=(3, 4)),
         "cave": Cave(NUM_SAMPLES, 3),
@@ -38,7 +39,7 @@ def run(name: str, rank: int | None) -> dict[str, Any]:
     queue, queue_ids = torch.randn(20, 4, generator=torch.Generator().manual_seed(8), dtype=torch.float64), torch.arange(20)
     losses, gradients = [], []
     for step in range(STEPS):
-        loss_fn.set_progress(step // 2, 3)
+        loss_fn.set_progress(step / 2, 3)
         g = torch.Generator().manual_seed(step)
         z, ids = torch.randn(2, sum(SIZES), 4, generator=g, dtype=torch.float64), torch.randperm(NUM_SAMPLES, generator=g)[: sum(SIZES)]
         if step == 3:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr, nmi, quality_curve
+from kinfolk.evaluation.clusters import NORMALISERS, Normaliser, label_nmi, mtpr_mtnr, nmi, quality_curve
 from tests.reference import clusters as slow
 
 
@@ -20,6 +20,18 @@ def test_equal_to_the_slow_loops(seed: int) -> None:
     assert mtpr_mtnr(labels, truth) == pytest.approx(slow.rates(labels.tolist(), truth.tolist()))
     known = torch.randint(0, 5, (40,), generator=g), truth.clamp(min=0)
     assert label_nmi(*known) == pytest.approx(slow.mutual_information(known[0].tolist(), known[1].tolist()))
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_mutual_information_by_every_normaliser(normaliser: Normaliser) -> None:
+    g = torch.Generator().manual_seed(0)
+    labels, truth = torch.randint(0, 9, (60,), generator=g), torch.randint(0, 4, (60,), generator=g)
+    expected = slow.mutual_information(labels.tolist(), truth.tolist(), normaliser)
+    assert label_nmi(labels, truth, normaliser) == pytest.approx(expected)
+    features = torch.randn(60, 6, generator=g)
+    assert nmi(features, truth, seeds=(0,), normaliser="min").mean >= nmi(features, truth, seeds=(0,)).mean
+    with pytest.raises(ValueError, match=r"`normaliser` \(='mean'\) must be one of arithmetic"):
+        label_nmi(labels, truth, "mean")  # type: ignore[arg-type]
 
 
 def test_several_levels_are_averaged() -> None:

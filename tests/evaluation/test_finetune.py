@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.finetune import finetune
+from kinfolk.evaluation.finetune import finetune, tuning
 from kinfolk.models import build_encoder
 
 VIEWS = Views("plain", 8, scale=(0.8, 1.0))
@@ -76,6 +77,26 @@ def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
     train = torch.arange(40)[known][:28], data.labels[known][:28]
     found = finetune(encoder, data, VIEWS, train, data.part(32, 40), epochs=1)
     assert 0 <= found.accuracy <= found.top5 <= 7 / 8
+
+
+def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
+    """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few samples do not make it diverge."""
+    data = Pictures(80)
+    given: Any = (encoder, data, VIEWS, data.part(40), data.part(40, 80))
+    found = finetune(*given, epochs=8, **tuning("rcl", 0.1))
+    assert (found.epochs, found.steps) == (8, 8)
+    assert found.loss < 0.69
+    assert finetune(*given, epochs=8, **{**tuning("rcl", 0.1), "schedule": "steps"}) != found
+    assert finetune(*given, epochs=8, **{**tuning("rcl", 0.1), "nesterov": False}) != found
+    with pytest.raises(ValueError, match=r"`name` \(='simclr'\) must be one of ifnd, rcl"):
+        tuning("simclr", 0.1)
+
+
+def test_rates_fall_by_steps_or_by_a_cosine() -> None:
+    from kinfolk.evaluation.finetune import _factor
+
+    assert [_factor("steps", epoch, 20) for epoch in (0, 11, 12, 16)] == pytest.approx([1, 1, 0.2, 0.04])
+    assert [_factor("cosine", epoch, 20) for epoch in (0, 10, 20)] == pytest.approx([1, 0.5, 0])
 
 
 def test_wrong_use(encoder: torch.nn.Module) -> None:

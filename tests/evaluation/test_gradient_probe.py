@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,23 @@ def test_the_papers_numbers() -> None:
     assert [PROBES["ifnd"].epochs_of(fraction) for fraction in (1, 0.01)] == [100, 100]
     assert [PROBES["ifnd"].factor(epoch / 100) for epoch in (0, 59, 60, 80)] == pytest.approx([1, 1, 0.1, 0.01])
     assert PROBES["ring"].factor(0.99) == 1
+    rcl = PROBES["rcl"]
+    assert (rcl.optimizer, rcl.lr, rcl.nesterov, rcl.batch_size, rcl.schedule) == ("lars", 1.0, True, 4096, "cosine")
+    assert [rcl.epochs_of(1, num) for num in (1_281_167, 5000, 100)] == [90, 150, 300], "at least 300 steps"
     assert ("lbfgs", *PROBES) == OFFERED
+
+
+def test_top5(features: Parts) -> None:
+    train_x, train_y, test_x, test_y = (part[:200] for part in features)
+    quick = ProbeSettings("sgd", 1.0, 64, 5, "constant")
+    five, of_five = train_y < 5, test_y < 5
+    few = train_x[five], train_y[five], test_x[of_five], test_y[of_five]
+    for probe, settings in ((linear_probe, {"strengths": (0.1,)}), (gradient_probe, {"settings": quick})):
+        found = probe(train_x, train_y, test_x, test_y, **settings)
+        assert found.accuracy < found.top5 <= 1
+        assert math.isnan(probe(*few, **settings).top5), "of five classes there is none"
+    (tenth,) = semi_supervised(train_x, train_y, test_x, test_y, fractions=[0.1], draws=2)
+    assert tenth.accuracy < tenth.top5 <= 1
 
 
 def test_seeded_and_versions_in_turn(features: Parts) -> None:

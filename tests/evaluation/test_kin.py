@@ -53,11 +53,12 @@ def test_the_oracle_and_several_levels() -> None:
     right = judge_kin(z, LABELS, 0.1, lambda block: oracle.find(block).levels).rule
     assert right is not None
     figures = right.figures()
-    assert [figures[name] for name in ("precision", "recall", "f1", "mtpr", "mtnr")] == [1.0] * 5
+    assert [figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")] == [1.0] * 6
     halved = judge_kin(z, LABELS, 0.1, lambda block: (*oracle.find(block).levels, Roles())).rule
     assert halved is not None
-    assert halved.mtpr == 0.5
+    assert halved.mtpr == 1, "of the first level, as in the journal"
     assert halved.stats.recall == 0.5
+    assert 0.5 < halved.stats.anchor_recall < 1, "of both; a sample alone in its class counts 1"
 
 
 def test_pseudo_labels_have_the_rates_of_their_counts() -> None:

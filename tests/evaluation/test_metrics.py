@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, balanced_accuracy_score
 
-from kinfolk.evaluation.metrics import average_precision, mean_average_precision, mean_per_class
+from kinfolk.evaluation.metrics import average_precision, mean_average_precision, mean_per_class, top5
 
 
 def test_mean_per_class_is_scikit_learns_balanced_accuracy() -> None:
@@ -42,3 +42,12 @@ def test_classes_without_a_positive_do_not_count() -> None:
     scores, truth = np.array([[0.9, 0.5], [0.1, 0.4]]), np.array([[1, 0], [0, 0]])
     assert mean_average_precision(scores, truth) == 1
     assert math.isnan(mean_average_precision(scores, np.zeros((2, 2))))
+
+
+def test_top5_equals_a_sort() -> None:
+    rng = np.random.default_rng(0)
+    scores, classes, truth = rng.normal(size=(50, 9)), np.arange(9) * 3, rng.integers(0, 9, 50) * 3
+    truth[0] = 1  # a class that training lacks
+    slow = np.mean([y in classes[np.argsort(row)[::-1][:5]] for row, y in zip(scores, truth, strict=True)])
+    assert top5(scores, classes, truth) == slow
+    assert np.isnan(top5(scores[:, :5], classes[:5], truth))

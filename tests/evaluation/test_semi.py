@@ -10,7 +10,7 @@ import pytest
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.linear import linear_probe
 from kinfolk.evaluation.semi import semi_supervised
-from kinfolk.evaluation.subsets import label_subset
+from kinfolk.evaluation.subsets import ListedSubset, label_subset
 
 
 def blobs(count: int, seed: int, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -46,3 +46,15 @@ def test_wrong_use_and_odd_labels() -> None:
     unlabelled = np.where(np.arange(40) < 8, train_y, -1)
     (row,) = semi_supervised(train_x, unlabelled, test_x, test_y, fractions=(0.1,), draws=1)
     assert row.labels == 4, "one of each class"
+
+
+def test_listed_labels() -> None:
+    (train_x, train_y), (test_x, test_y) = blobs(200, 1), blobs(200, 2)
+    unknown = train_y.copy()
+    unknown[:20] = -1
+    used = np.arange(200) % 7 == 0
+    (row,) = semi_supervised(train_x, unknown, test_x, test_y, fractions=(), subsets=[ListedSubset("few", used, 40)])
+    chosen = used & (unknown >= 0)
+    assert (row.subset, row.labels, row.listed) == ("few", int(chosen.sum()), 40)
+    assert row.fraction == pytest.approx(chosen.sum() / 180)
+    assert row.accuracy == linear_probe(train_x[chosen], train_y[chosen], test_x, test_y).accuracy

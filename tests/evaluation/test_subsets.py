@@ -1,12 +1,14 @@
-"""Subsets of the labels: balanced, seeded, nested, at least one of each class."""
+"""Subsets of the labels: balanced, seeded, nested, at least one of each class; and those that a file lists."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.subsets import label_subset
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.evaluation.subsets import label_subset, read_subset
 
 
 def counts(labels: np.ndarray, used: np.ndarray) -> list[int]:
@@ -35,3 +37,26 @@ def test_wrong_use() -> None:
         label_subset(np.arange(3), 0, 0)
     with pytest.raises(KinfolkError, match="no labelled samples"):
         label_subset(np.full(3, -1), 0.5, 0)
+
+
+KEYS = ["train/n01/n01_1.JPEG", "train/n01/n01_2.JPEG", "train/n02/n02_1.JPEG", "train/n02/same.png", "train/n01/same.png"]
+
+
+def test_a_list_of_file_names(tmp_path: Path) -> None:
+    path = tmp_path / "1percent.txt"
+    path.write_text("\ufeff# of ImageNet\nn01_2.JPEG\r\n\nn02/same.png\nn02_1.JPEG\nn02_1.JPEG\nn99_7.JPEG\n", encoding="utf-8")
+    found = read_subset(path, KEYS)
+    assert (found.name, found.listed) == ("1percent", 4)
+    assert found.used.tolist() == [False, True, True, True, False]
+    path.write_text("train/n01/n01_1.JPEG\n", encoding="utf-8")
+    assert read_subset(path, KEYS).used.tolist() == [True, False, False, False, False]
+
+
+def test_lists_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    for text, message in (("same.png", "the name of 2 samples"), ("n99_7.JPEG", "names none of the labelled"), ("", "it lists nothing")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            read_subset(path, KEYS)
+    with pytest.raises(UsageError, match="there is no list"):
+        read_subset(tmp_path / "none.txt", KEYS)

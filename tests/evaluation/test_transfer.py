@@ -99,3 +99,23 @@ def test_odd_labels_and_wrong_use() -> None:
         transfer(x, y, xt, yt, strengths=[])
     with pytest.raises(ValueError, match=r"`holdout` \(=0\)"):
         transfer(x, y, xt, yt, holdout=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        *(
+            (name, "mean-per-class")
+            for name in ("oxfordpets", "OxfordIIITPet", "oxford_iiit_pet.csv", "data/Oxford-Pets/", "PetImages", "pet")
+        ),
+        *(
+            (name, "mean-per-class")
+            for name in ("oxfordflowers", "OxfordFlowers102", "102flowers.npz", "vggflowers", "Flowers102", "flower")
+        ),
+        *((name, "mean-per-class") for name in ("FGVCAircraft", "fgvc-aircraft-2013b", "caltech101", "Caltech_101")),
+        *((name, "map") for name in ("VOCdevkit", "pascalvoc", "PascalVOC2007", "voc07", "VOCDetection")),
+        *((name, "top1") for name in ("carpets", "trumpets", "pets/cifar10", "wildflowersong", "advocate", "stanford-cars", "")),
+    ],
+)
+def test_every_spelling_of_a_name(name: str, metric: str) -> None:
+    assert metric_of(name) == metric

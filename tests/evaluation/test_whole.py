@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +16,11 @@ from kinfolk.data.arrays import array_source
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.whole import Augmented, run_kin
+from kinfolk.evaluation.finetune import FinetuneResult
+from kinfolk.evaluation.parts import take_parts
+from kinfolk.evaluation.whole import Augmented, run_finetune, run_kin
 from kinfolk.training.assemble import assemble, build_framework, build_views, fit_to_data
+from kinfolk.training.clusters import ClusterQuality
 
 
 def pictures(labelled: bool = True) -> tuple[ImageData, object]:
@@ -43,6 +52,53 @@ def test_every_kind_of_method_is_asked(method: str, judged: bool) -> None:
     assert few["anchors"] == 5
     assert "5 anchors" in few["measured_on"]
     assert few["fn_similarity"] == pytest.approx(found["fn_similarity"])
+
+
+def test_rates_are_those_of_the_journal() -> None:
+    """MTPR and MTNR of a method with several levels: of the first, in the epoch's line as in the result."""
+    data, source = pictures()
+    more = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8, "detector.num_clusters": [3, 9]}
+    config = fit_to_data(assemble(None, None, {"method": "simclr+ifnd", "batch_size": 8}, more), source)  # type: ignore[arg-type]
+    framework = build_framework(config, data).eval()
+    (detector,) = framework.detectors
+    detector.refresh(torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), 0.8)
+    in_training = ClusterQuality(data)(SimpleNamespace(framework=framework), 1)  # type: ignore[arg-type]
+    found = run_kin(framework, data, build_views(config), seed=0)
+    assert 0 < in_training["mtpr"] < 1
+    assert (found["mtpr"], found["mtnr"]) == pytest.approx((in_training["mtpr"], in_training["mtnr"]))
+    assert found["mtpr"] != pytest.approx(found["recall"], abs=0.02), "over both levels"
+
+
+def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+
+    def fake(*_: Any, **settings: Any) -> FinetuneResult:
+        told.append(settings)
+        return FinetuneResult(0.5, math.nan, 1, 1, 0.0)
+
+    monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "finetune", fake)
+    data, source = pictures()
+    config = fit_to_data(assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}), source)  # type: ignore[arg-type]
+    parts = take_parts(data, np.zeros((24, 2), dtype=np.float32))
+    chosen = tmp_path / "few.txt"
+    chosen.write_text("\n".join(data.samples.keys))
+    arguments: Any = (torch.nn.Identity(), data, build_views(config), parts, 0)
+    found = run_finetune(*arguments, fractions=(0.1, 0.01), lists=[chosen], settings="rcl")
+    assert [(each["usual_epochs"], each["weight_decay"], each["nesterov"], each["lr"]) for each in told] == [
+        (30, 0.0, True, 0.8),
+        (60, 0.0, True, 0.8),
+        (30, 0.0, True, 0.8),
+    ]
+    assert found["finetuning"] == "rcl"
+    assert (found["fractions"][2]["subset"], found["fractions"][2]["listed"], found["fractions"][2]["labels"]) == (
+        "few",
+        24,
+        found["train"],
+    )
+    assert "top5" not in found["fractions"][0], "of three classes there is none"
+    told.clear()
+    run_finetune(*arguments, fractions=(0.1, 0.0999, 0.01))
+    assert [each["classifier_lr"] for each in told] == [0.1, 0.1, 1.0], "published lists of a tenth have slightly fewer"
 
 
 def test_labels_are_needed() -> None:

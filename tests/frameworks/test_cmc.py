@@ -92,12 +92,14 @@ class Twice(nn.Module):
         return torch.cat((z, z), 1)
 
 
-def test_two_equal_parts_are_twice_instance_discrimination() -> None:
+@pytest.mark.parametrize("pool_kin", [False, True])
+def test_two_equal_parts_are_twice_instance_discrimination(pool_kin: bool) -> None:
     torch.manual_seed(0)
+    arguments: dict[str, Any] = {"temperature": T, "detector": Oracle(LABELS), "action": "attract", "pool_kin": pool_kin}
     encoder, head = Tower(3), nn.Linear(7, 5)
     cmc, ir = (
-        CMC(encoder, Twice(head), NUM_SAMPLES, None, temperature=T).double(),
-        IR(encoder, head, NUM_SAMPLES, None, temperature=T).double(),
+        CMC(encoder, Twice(head), NUM_SAMPLES, None, **arguments).double(),
+        IR(encoder, head, NUM_SAMPLES, None, **arguments).double(),
     )
     cmc.colour_bank.load_state_dict(cmc.light_bank.state_dict())
     for step in range(3):

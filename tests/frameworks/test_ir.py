@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS
-from kinfolk.detectors import FNC, Detector, GloFND, Oracle
+from kinfolk.detectors import FNC, Detector, GloFND, Oracle, Ring
 from kinfolk.frameworks import IR
 from tests.frameworks.test_moco import kin_of
 from tests.reference import queues
+from tests.reference import ring as reference
 
 NUM_SAMPLES, BATCH, T = 40, 6, 0.3
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -75,6 +76,36 @@ def test_the_draw_is_another_in_every_step_and_the_same_after_a_resume() -> None
     other = IR(framework.encoder, framework.head, NUM_SAMPLES, 10)
     other.load_state_dict(framework.state_dict())
     assert torch.equal(other.draw.ids(), framework.draw.ids())
+
+
+def test_pooled_kin_stand_inside_the_logarithm() -> None:
+    """Ring + C_i: equation 5 of the Ring paper, with the members of the anchor's cluster above and those and the ring below."""
+    ring = Ring(0.3, 0.8, NUM_SAMPLES, num_clusters=4)
+    ring.refresh(torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1)), 0.0)
+    assert ring.clusters is not None
+    framework, cluster = made(detector=ring, action="attract", pool_kin=True), ring.clusters.labels[0].tolist()
+    views, ids = batch(0)
+    bank, rows = framework.bank.features.clone(), []
+    z = torch.nn.functional.normalize(framework.head(framework.encoder(views[0])), dim=1)
+    for anchor, own in zip(z, ids.tolist(), strict=True):
+        others = [j for j in range(NUM_SAMPLES) if j != own]
+        sim = [(anchor @ bank[j]).item() for j in others]
+        _, inside, _ = reference.ring(sim, "0.3", "0.8")
+        close = {own} | {j for j in others if cluster[j] == cluster[own]}
+        below = close | {others[place] for place in inside}
+        above, all_of_it = (torch.stack([(anchor @ bank[j] / T).exp() for j in sorted(part)]).sum() for part in (close, below))
+        rows.append(-(above / all_of_it).log())
+    slow = torch.stack(rows).mean()
+    expected = torch.autograd.grad(slow, list(framework.encoder.parameters()))
+    loss = framework(views, ids)
+    loss.backward()
+    torch.testing.assert_close(loss, slow)
+    torch.testing.assert_close([p.grad for p in framework.encoder.parameters()], list(expected))
+
+
+@pytest.mark.parametrize("detector", [None, Oracle(LABELS)])
+def test_without_attracted_kin_there_is_nothing_to_pool(detector: Detector | None) -> None:
+    torch.testing.assert_close(made(detector=detector, pool_kin=True)(*batch(0)), made(detector=detector)(*batch(0)))
 
 
 @pytest.mark.parametrize("action", ACTIONS)

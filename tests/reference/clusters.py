@@ -21,8 +21,8 @@ def rates(labels: Sequence[int], truth: Sequence[int]) -> tuple[float, float]:
     return sum(positive) / len(positive) if positive else math.nan, sum(negative) / len(negative) if negative else math.nan
 
 
-def mutual_information(labels: Sequence[int], truth: Sequence[int]) -> float:
-    """I(p; y) over the mean of both entropies."""
+def mutual_information(labels: Sequence[int], truth: Sequence[int], normaliser: str = "arithmetic") -> float:
+    """I(p; y) over a mean of both entropies, or over one of them."""
     count = len(truth)
 
     def share(test: Sequence[bool]) -> float:
@@ -38,4 +38,5 @@ def mutual_information(labels: Sequence[int], truth: Sequence[int]) -> float:
             both = share([a == p and b == y for a, b in zip(labels, truth, strict=True)])
             if both:
                 information += both * math.log(both / share([a == p for a in labels]) / share([b == y for b in truth]))
-    return information / ((entropy(labels) + entropy(truth)) / 2)
+    a, b = entropy(labels), entropy(truth)
+    return information / {"arithmetic": (a + b) / 2, "geometric": math.sqrt(a * b), "min": min(a, b), "max": max(a, b)}[normaliser]

@@ -21,11 +21,13 @@ def thresholds(z: Tensor, alpha: float) -> list[float]:
 
 
 def judged(z: Tensor, truth: Sequence[int], flags: Flags) -> dict[str, float]:
-    """Precision, recall, F1, share flagged, and the mean rates of the anchors."""
+    """Precision, recall and F1 over pairs and as means over the samples, share flagged, and the mean rates of the anchors."""
     num, views = z.shape[:2]
     flagged = known_flagged = hits = kin = pairs = 0
     positive, negative = [], []
+    precisions, recalls = [], []
     for i in range(num):
+        sample_kin = sample_hits = sample_judged = 0
         for v in range(views):
             own_kin = own_hits = own_other = own_kept = 0
             for j in (j for j in range(num) if j != i):
@@ -34,19 +36,27 @@ def judged(z: Tensor, truth: Sequence[int], flags: Flags) -> dict[str, float]:
                     pairs, flagged = pairs + 1, flagged + said
                     if truth[i] < 0 or truth[j] < 0:
                         continue
-                    known_flagged += said
+                    known_flagged, sample_judged = known_flagged + said, sample_judged + said
                     if truth[i] == truth[j]:
                         own_kin, own_hits = own_kin + 1, own_hits + said
                     else:
                         own_other, own_kept = own_other + 1, own_kept + (not said)
             hits, kin = hits + own_hits, kin + own_kin
+            sample_hits, sample_kin = sample_hits + own_hits, sample_kin + own_kin
             positive += [own_hits / own_kin] if own_kin else []
             negative += [own_kept / own_other] if own_other else []
+        if truth[i] >= 0:
+            precisions.append(sample_hits / sample_judged if sample_judged else 1.0)
+            recalls.append(sample_hits / sample_kin if sample_kin else 1.0)
+    precision, recall = sum(precisions) / len(precisions), sum(recalls) / len(recalls)
     return {
         "flagged": flagged / pairs,
         "precision": hits / known_flagged if known_flagged else math.nan,
         "recall": hits / kin if kin else math.nan,
         "f1": 2 * hits / (known_flagged + kin) if known_flagged + kin else math.nan,
+        "anchor_precision": precision,
+        "anchor_recall": recall,
+        "anchor_f1": 2 * precision * recall / (precision + recall),
         "mtpr": sum(positive) / len(positive) if positive else math.nan,
         "mtnr": sum(negative) / len(negative) if negative else math.nan,
     }

@@ -82,6 +82,7 @@ def metrics(epochs: int = 12) -> list[dict[str, float]]:
     for epoch in range(1, epochs + 1):
         row = {"epoch": epoch, "step": epoch * 10, "loss": 4 + math.exp(-epoch / 3), "lr": 0.03 * (1 - epoch / epochs)}
         row |= {"flagged": 0.01, "precision": 0.7, "recall": 0.1 + epoch / 100, "f1": 0.2, "images_per_second": 900.0, "seconds": 2.5}
+        row |= {"anchor_precision": 0.75, "anchor_recall": 0.3, "anchor_f1": 0.43}
         row |= {"tp_similarity": 0.9 - 0.3 / epoch, "fn_similarity": 0.2 - epoch / 100}
         row |= {"mtpr": epoch / 30, "mtnr": 0.99, "nmi": 0.2 + epoch / 40, "refresh_seconds": 0.5}
         rows.append(row | ({"knn": 1 - math.exp(-epoch / 4)} if epoch % 2 == 0 else {}))

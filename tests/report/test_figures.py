@@ -13,8 +13,11 @@ from tests.report.synthetic import metrics
 
 def test_every_metric_has_its_panel() -> None:
     panels = {panel.id: panel for panel in curve_panels(metrics())}
-    assert list(panels) == ["loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed", "cost"]
+    assert list(panels) == ["loss", "knn", "flagged", "detection", "anchor_detection", "clusters", "similarity", "lr", "speed", "cost"]
     assert [trace["name"] for trace in panels["detection"].figure["data"]] == ["Precision", "Recall", "F1"]
+    assert [trace["y"][-1] for trace in panels["anchor_detection"].figure["data"]] == [0.75, 0.3, 0.43]
+    assert "arithmetic mean of the entropies" in panels["clusters"].note
+    assert "the geometric mean" in {panel.id: panel for panel in curve_panels(metrics(), "geometric")}["clusters"].note
     assert [trace["name"] for trace in panels["clusters"].figure["data"]] == ["MTPR", "MTNR", "NMI"]
     assert [trace["name"] for trace in panels["similarity"].figure["data"]] == ["True positives", "False negatives"]
     assert [trace["name"] for trace in panels["cost"].figure["data"]] == ["Steps", "Refresh"]

@@ -14,7 +14,7 @@ from kinfolk.report.shell import script_json
 from tests.report.browser import Opened, launched, open_page
 from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, features, images, make_run, method
 
-CURVES = ("loss", "knn", "flagged", "detection", "clusters", "similarity", "lr", "speed", "cost")
+CURVES = ("loss", "knn", "flagged", "detection", "anchor_detection", "clusters", "similarity", "lr", "speed", "cost")
 
 
 @pytest.fixture(scope="module")

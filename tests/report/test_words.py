@@ -66,6 +66,27 @@ def test_several_data_sets_are_named_and_fractions_have_their_own_figure(tmp_pat
     assert row["details"] == [("pets", "25.0%")]
 
 
+def test_top5_averages_and_figures_per_anchor(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", bare=True)
+    (run / "eval").mkdir()
+    shares = [{"fraction": 0.1, "accuracy": 0.5, "top5": 0.75}, {"fraction": 0.01, "subset": "1percent", "accuracy": 0.25}]
+    results = {
+        "semi": {"accuracy": 0.375, "fractions": shares, "probe": "rcl"},
+        "linear": {"accuracy": 0.9, "top5": 0.99},
+        "kin": {"f1": 0.5, "anchor_f1": 0.25, "exact": {"anchor_f1": 0.125}},
+        "clusters": {"nmi": 0.5, "normaliser": "geometric"},
+    }
+    for name, result in results.items():
+        (run / "eval" / f"{name}.json").write_text(json.dumps(result))
+    record = read_record(run)
+    rows = {row["title"]: dict(row["details"]) for row in words.results(record)}
+    assert rows["Few labels, average"] == {"10 %": "50.0% (top-5 75.0%)", "1percent": "25.0%", "probe": "rcl"}
+    assert rows["Linear probe"] == {"top-5": "99.0%"}
+    assert rows["False negatives"] == {"F1": "50.0%", "F1 per anchor": "25.0%", "exact": "F1 per anchor 12.5%"}
+    assert rows["Clusters"] == {"NMI": "50.0%", "normaliser": "geometric"}
+    assert words.tiles(record) == [("Linear probe", "90.0%", "on frozen features, top-5 99.0%")]
+
+
 def test_retrieval_is_recall_in_percent(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", bare=True)
     (run / "eval").mkdir()

@@ -51,6 +51,8 @@ def test_what_is_measured() -> None:
     clusters = framework.prototypes.clusters.labels[0]
     assert found == {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters, truth)}
     assert found["mtpr"] < mtpr_mtnr(clusters, truth).mtpr, "who is not accepted is alone"
+    geometric = ClusterQuality(data, "geometric")(module, 1)  # type: ignore[arg-type]
+    assert geometric == {**found, "nmi": label_nmi(clusters, truth, "geometric")}
     assert ClusterQuality(images(40))(module, 1) == {}, "without labels"  # type: ignore[arg-type]
     plain = SimCLR(nn.Flatten(), nn.Linear(12, 4))
     assert measure(Module(plain), 1) == {}, "without clusters"  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.training.optimizers import LARS, build_optimizer, parameter_groups, scaled_lr
+from kinfolk.lars import LARS
+from kinfolk.training.optimizers import build_optimizer, parameter_groups, scaled_lr
 from kinfolk.training.schedules import build_scheduler
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kinfolk.detectors import Ring
+from kinfolk.frameworks.method import Context, build_detector, parse
 from kinfolk.training.recipes import load_recipe, recipe_names
 
 
@@ -23,6 +25,14 @@ def test_the_ring_paper_s_settings(name: str) -> None:
     assert (optimizer.schedule, optimizer.milestones, optimizer.factor) == ("steps", (200, 250), 0.1)
     assert recipe.framework["temperature"] == 0.07
     negatives = {**recipe.framework, **recipe.detector}
+    if "ring" in name:
+        ring = build_detector(parse(recipe.method), Context(1000), recipe.detector)
+        assert isinstance(ring, Ring)
+        bounds = []
+        for epoch in (0.0, 50.0, 100.0, 300.0):
+            ring.hear("epoch", epoch)
+            bounds += [ring.lower, ring.upper]
+        assert bounds == pytest.approx([0, 0.9, 0.45, 0.945, 0.9, 0.99, 0.9, 0.99]), "the closest tenth of the ball is excluded"
     assert 4096 in (negatives.get("queue_size"), negatives.get("num_negatives"), negatives.get("draw"))
 
 
@@ -32,5 +42,7 @@ def test_the_recipes_with_clusters_are_those_without(name: str, method: str) -> 
     assert recipe.method == method
     assert recipe.detector["num_clusters"] == 100
     assert recipe.framework["num_negatives"] is None, "clusters are of the whole bank"
-    same = ("epochs", "batch_size", "views", "model", "head", "framework", "optimizer")
+    same = ("epochs", "batch_size", "views", "model", "head", "optimizer")
     assert all(getattr(recipe, part) == getattr(ring, part) for part in same)
+    pooled = {"pool_kin": True} if name == "ir-ring-close-resnet18" else {}
+    assert recipe.framework == {**ring.framework, **pooled}, "its positives stand inside the logarithm: equation 5"

@@ -13,6 +13,7 @@ from PIL import Image
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sources import open_source
+from kinfolk.data.splits import TEST_SPLITS
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.keeper import Keeper
@@ -131,7 +132,7 @@ class Pairs(torch.utils.data.Dataset[Any]):
 
 def test_a_part_of_the_test_samples_is_drawn_from_all_classes() -> None:
     data = sorted_classes()
-    bank, queries = _parts(data, 12, seed=0)
+    bank, queries = _parts(data, TEST_SPLITS, 12, seed=0)
     assert data.labels is not None
     assert bank is not None
     assert queries is not None
@@ -142,7 +143,7 @@ def test_a_part_of_the_test_samples_is_drawn_from_all_classes() -> None:
 def test_copies_of_a_picture_are_no_neighbours_of_each_other() -> None:
     x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8).repeat(5, 0)
     data = prepare(open_source({"train": Pairs(x, np.arange(20) % 3)}), image_size=8)
-    bank, queries = _parts(data, 100, seed=0)
+    bank, queries = _parts(data, TEST_SPLITS, 100, seed=0)
     assert bank is not None
     assert (bank.tolist(), queries) == ([0, 5, 10, 15], None)
 

@@ -1,17 +1,30 @@
-"""`kinfolk embed`: writes the encoder's features for use elsewhere."""
+"""`kinfolk embed`: writes the encoder's features, or embeddings of augmented views, for use elsewhere."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kinfolk.cli.options import FLAG, RUNNING, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
 from kinfolk.errors import UsageError
 
-EPILOG = examples("kinfolk embed runs/photos --out features.npy", "kinfolk embed runs/photos --data more/ --out more.npy")
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kinfolk.data.images import ImageData
+    from kinfolk.frameworks.base import Framework
+    from kinfolk.training.opened import OpenedRun
+
+EPILOG = examples(
+    "kinfolk embed runs/photos --out features.npy",
+    "kinfolk embed runs/photos --data more/ --out more.npy",
+    "kinfolk embed runs/photos --views 2 --projected --out z.npy",
+    "kinfolk cnce --study variance --views z-1.npy z-2.npy",
+)
 
 
 def embed(
@@ -21,6 +34,14 @@ def embed(
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
+    views: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Write N augmented views, each to a file of its own: NAME-1.npy, …", show_default=False),
+    ] = None,
+    projected: Annotated[
+        bool, typer.Option("--projected", metavar=FLAG, help="Write the unit-norm embeddings that the loss compares. Run's own data only.")
+    ] = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the augmented views.")] = 0,
     workers: Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the files.", rich_help_panel=RUNNING)] = False,
     debug: Debug = False,
@@ -28,26 +49,55 @@ def embed(
     """Write the encoder's features of every sample: float32, one row each.
 
     Row i of the array belongs to row i of the Parquet file, which holds id, key, split and label.
+    With --views, row i of every file is another augmented view of the same sample, as the training makes them.
     """
     if out.suffix != ".npy":
         raise UsageError(f"--out (={out}) must end in .npy; the samples are written beside it as .parquet")
     table = out.with_suffix(".parquet")
-    if not overwrite and (existing := [path for path in (out, table) if path.exists()]):
+    files = [out] if views is None else [out.with_name(f"{out.stem}-{number}.npy") for number in range(1, views + 1)]
+    if not overwrite and (existing := [path for path in (*files, table) if path.exists()]):
         raise UsageError(f"{existing[0]} exists; give another --out, or --overwrite to replace it")
-    import numpy as np
-
     from kinfolk.cli.console import screen, tell_refused
     from kinfolk.training.opened import open_run
+    from kinfolk.training.restored import restore
+    from kinfolk.training.towers import learns_from_text
 
     opened = open_run(run)
-    opened.encoder()  # a run without a model is refused before any picture is read
+    opened.encoder()  # a run without a model is refused before any image is read
+    if projected and learns_from_text(opened.config):
+        raise UsageError(f"--projected takes no run that learnt from captions, as {run} did with {opened.config.method}; leave it out")
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
     tell_refused(images)
-    features = opened.features(images, progress=True)
+    framework = restore(opened.path, opened.config, images) if projected else None
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
+    for version, path in enumerate(files):
+        features = _features(opened, images, framework, None if views is None else version, seed)
+        _write(path, features)
+    images.samples.to_parquet(table)
+    named = ", ".join(str(path) for path in (*files, table))
+    screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {named}", markup=False)
+
+
+def _features(opened: OpenedRun, images: ImageData, framework: Framework | None, version: int | None, seed: int) -> NDArray[np.float32]:
+    """(N, F) of the images as they are, or of the augmented view number `version`; with a framework (N, D), projected, of unit norm."""
+    import numpy as np
+    import torch
+
+    from kinfolk.evaluation.embed import embed as embed_all
+    from kinfolk.evaluation.whole import Augmented
+
+    views = opened.views() if version is None else Augmented(opened.views(), seed, version)
+    if framework is None:
+        return opened.features(images, views=views, progress=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return np.asarray(embed_all(framework, images, views, device=device, progress=True, projected=True).numpy(), dtype=np.float32)
+
+
+def _write(path: Path, features: NDArray[np.float32]) -> None:
+    """Whole or not at all."""
+    import numpy as np
+
+    partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         np.save(file, features)
-    images.samples.to_parquet(table)
-    os.replace(partial, out)
-    screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {out}, {table}", markup=False)
+    os.replace(partial, path)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.options import DATA, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
+from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
 from kinfolk.errors import UsageError
 
 OF_LABELS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
 OF_CAPTIONS = ("retrieval", "zero-shot")
 PROTOCOLS = (*OF_LABELS, "kin", *OF_CAPTIONS)
-PROBES = ("lbfgs", "glofnd", "ifnd", "ring")
+PROBES = ("lbfgs", "glofnd", "ifnd", "ring", "rcl")
+FINETUNINGS = ("ifnd", "rcl")
+NORMALISERS = ("arithmetic", "geometric", "min", "max")
 METRICS = ("top1", "mean-per-class", "map")
 _of_data = partial(typer.Option, rich_help_panel=DATA, show_default=False)
 _usual = partial(typer.Option, rich_help_panel="Settings of the protocols")
@@ -23,6 +25,7 @@ EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
     "kinfolk eval runs/photos --protocol finetune --percent 10",
+    "kinfolk eval runs/imagenet --protocol finetune --subset 1percent.txt --subset 10percent.txt --finetuning rcl",
     "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
@@ -43,17 +46,31 @@ def evaluate(
     k: Annotated[int, _usual("--k", metavar="N", min=1, help="Neighbours of knn.")] = 20,
     temperature: Annotated[float, _usual(metavar="T", help="Of the neighbours' votes in knn.")] = 0.1,
     probe: Annotated[
-        str, _usual(metavar="NAME", help="Of linear and semi: lbfgs, or as the papers have it: glofnd, ifnd, ring.")
+        str, _usual(metavar="NAME", help="Of linear and semi: lbfgs, or as the papers have it: glofnd, ifnd, ring, rcl.")
     ] = "lbfgs",
+    unpooled: Annotated[
+        bool, _usual("--unpooled", metavar=FLAG, help="Take features before the average pooling, as Ring's tables.")
+    ] = False,
+    own_mean: Annotated[
+        bool, _usual("--own-mean", metavar=FLAG, help="Normalise images by the data's own mean and deviation, as Ring's transfer.")
+    ] = False,
     percent: Annotated[
         str | None, _own(metavar="LIST", help="Shares of the labels. [dim]Default: 100,10,1,0.1 for semi, 10,1 for finetune.[/]")
     ] = None,
+    subset: Annotated[
+        list[Path] | None,
+        _own(metavar="FILE", help="Labels of semi and finetune by a list of file names, such as SimCLR's 1percent.txt; may be repeated."),
+    ] = None,
     draws: Annotated[int, _usual(metavar="N", min=1, help="Subsets of each share in semi.")] = 3,
-    epochs: Annotated[int | None, _own(metavar="N", min=1, help="Of finetune. [dim]Default: 20, more on few labels.[/]")] = None,
+    finetuning: Annotated[str, _usual(metavar="NAME", help="Settings of finetune, as the papers have them: ifnd, rcl.")] = "ifnd",
+    epochs: Annotated[int | None, _own(metavar="N", min=1, help="Of finetune. [dim]Default: the paper's, more on few labels.[/]")] = None,
     metric: Annotated[
         str | None, _own(metavar="NAME", help="Of transfer: top1, mean-per-class or map. [dim]Default: by the data's name.[/]")
     ] = None,
     num_clusters: Annotated[int | None, _own(metavar="N", min=1, help="Of clusters. [dim]Default: as many as classes.[/]")] = None,
+    normaliser: Annotated[
+        str, _usual(metavar="NAME", help="What clusters divides NMI by: arithmetic or geometric mean of the entropies, min or max.")
+    ] = "arithmetic",
     alpha: Annotated[
         float | None, _own(metavar="A", help="Share of pairs above kin's exact quantile. [dim]Default: the method's, or 0.01.[/]")
     ] = None,
@@ -80,6 +97,14 @@ def evaluate(
     wanted = _listed(protocol)
     shares = None if percent is None else _shares(percent)
     _known("probe", probe, PROBES)
+    _known("fine-tuning", finetuning, FINETUNINGS)
+    _known("normaliser", normaliser, NORMALISERS)
+    lists = subset or []
+    for path in lists:
+        if not path.is_file():
+            raise UsageError(f"there is no list {path}; --subset takes a text file with one file name a line")
+    if len({path.stem for path in lists}) < len(lists):
+        raise UsageError(f"--subset names two files called {lists[0].stem!r}; results go by that name, so give each another")
     if metric is not None:
         _known("metric", metric, METRICS)
     if alpha is not None and not 0 < alpha < 1:
@@ -92,12 +117,14 @@ def evaluate(
     from kinfolk.training.opened import open_run
 
     opened = open_run(run)
-    opened.encoder()  # a run without a model is refused before any picture is read
+    opened.encoder()  # a run without a model is refused before any image is read
     towers = opened.towers() if any(name in OF_CAPTIONS for name in wanted) else None
     names, sentences = None if classes is None else read_lines(classes), TEMPLATES if templates is None else read_lines(templates)
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, hierarchy=hierarchy, depth=depth, workers=workers)
     tell_refused(images)
-    choices = Choices(seed, k, temperature, probe, shares, draws, epochs, metric, num_clusters, alpha, label_sets, names, sentences)
+    usual = (seed, k, temperature, probe, shares, draws, epochs, metric, num_clusters, alpha, label_sets, names, sentences)
+    chosen: Any = {"normaliser": normaliser, "subsets": lists, "finetuning": finetuning, "unpooled": unpooled, "own_mean": own_mean}
+    choices = Choices(*usual, **chosen)
     measures = Measures(opened, images, data or opened.config.data.source, choices, towers)
     results = {}
     try:

@@ -8,8 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kinfolk.evaluation import paired, protocols, whole
 from kinfolk.evaluation.label_sets import read_label_sets
+from kinfolk.evaluation.normalisation import own_normalisation
 from kinfolk.evaluation.parts import Parts, require_labels, take_parts
 from kinfolk.evaluation.results import read_results
 from kinfolk.evaluation.subsets import FRACTIONS
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kinfolk.data.images import ImageData
+    from kinfolk.data.views import Views
+    from kinfolk.evaluation.clusters import Normaliser
     from kinfolk.training.opened import OpenedRun
 
 
@@ -40,6 +45,11 @@ class Choices:
     label_sets: Path | None
     names: Sequence[str] | None
     sentences: Sequence[str]
+    normaliser: Normaliser = "arithmetic"
+    subsets: Sequence[Path] = ()
+    finetuning: str = "ifnd"
+    unpooled: bool = False
+    own_mean: bool = False
 
 
 class Measures:
@@ -57,33 +67,47 @@ class Measures:
 
     def _measure(self, protocol: str) -> dict[str, Any]:
         own, images = self.choices, self.images
+        shares = own.shares or (() if own.subsets else FRACTIONS if protocol == "semi" else whole.FINETUNED)
         if protocol == "knn":
-            return protocols.run_knn(self.parts, own.k, own.temperature)
+            return {**protocols.run_knn(self.parts, own.k, own.temperature), **self._how()}
         if protocol == "linear":
-            return protocols.run_linear(self.parts, own.seed, own.probe, progress=True)
+            return {**protocols.run_linear(self.parts, own.seed, own.probe, progress=True), **self._how()}
         if protocol == "semi":
-            shares = own.shares or FRACTIONS
-            return protocols.run_semi(self.parts, own.seed, own.probe, fractions=shares, draws=own.draws, progress=True)
+            some: Any = {"fractions": shares, "draws": own.draws, "lists": own.subsets, "keys": images.samples.keys}
+            return {**protocols.run_semi(self.parts, own.seed, own.probe, **some, progress=True), **self._how()}
         if protocol == "finetune":
-            encoder, views, shares = self.opened.encoder(), self.opened.views(), own.shares or whole.FINETUNED
-            return whole.run_finetune(encoder, images, views, self.parts, own.seed, fractions=shares, epochs=own.epochs, progress=True)
+            some = {"fractions": shares, "lists": own.subsets, "settings": own.finetuning, "epochs": own.epochs}
+            tuned = whole.run_finetune(self.opened.encoder(), images, self.views, self.parts, own.seed, **some, progress=True)
+            return {**tuned, **self._how(of_features=False)}
         if protocol == "transfer":
             before = read_results(self.opened.path).get("transfer")
-            return protocols.run_transfer(self._transferred(), own.seed, str(self.source), own.metric, before, progress=True)
+            given = (self._transferred(), own.seed, str(self.source), own.metric, before)
+            return protocols.run_transfer(*given, how=self._how(), progress=True)
         if protocol == "clusters":
-            return protocols.run_clusters(self.parts, own.num_clusters)
+            return {**protocols.run_clusters(self.parts, own.num_clusters, normaliser=own.normaliser), **self._how()}
         if protocol == "kin":
             framework = restore(self.opened.path, self.opened.config, images)
             return whole.run_kin(framework, images, self.opened.views(), own.seed, alpha=own.alpha, progress=True)
-        assert self.towers is not None, "looked for before any picture was read"
+        assert self.towers is not None, "looked for before any image was read"
         if protocol == "retrieval":
             return paired.run_retrieval(self.towers, images, progress=True)
         return paired.run_zero_shot(self.towers, images, classes=own.names, templates=own.sentences, progress=True)
 
+    def _how(self, of_features: bool = True) -> dict[str, str]:
+        """What is unusual about the features, for the result."""
+        unpooled = {"features": "before pooling"} if self.choices.unpooled and of_features else {}
+        return unpooled | ({"normalised_by": "the data's own mean"} if self.choices.own_mean else {})
+
+    @cached_property
+    def views(self) -> Views:
+        """The run's, or with `own_mean` normalised by the training split of the data at hand; of all samples, where it has none."""
+        views, num = self.opened.views(), self.images.num_train or len(self.images)
+        return own_normalisation(self.images, views, torch.arange(num)) if self.choices.own_mean else views
+
     @cached_property
     def features(self) -> NDArray[np.float32]:
         """(N, F) of all samples."""
-        return self.opened.features(self.images, progress=True)
+        return self.opened.features(self.images, views=self.views, unpooled=self.choices.unpooled, progress=True)
 
     @cached_property
     def parts(self) -> Parts:

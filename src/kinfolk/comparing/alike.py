@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from kinfolk.comparing.runs import One
 
 
+HOW = ("probe", "k", "temperature", "normaliser", "finetuning", "features", "normalised_by")
+"""Settings of a protocol that results must share."""
+USUAL = {"normaliser": "arithmetic", "finetuning": "ifnd"}
+"""What results of earlier versions, which do not name it, were measured with."""
+
+
 def where_measured(result: Mapping[str, Any], own: str | None) -> tuple[str, ...]:
     """What must be alike for two results to be comparable; the run's own data is known by its samples, not by its path."""
     data = "the run's own data" if result.get("data") == own else str(result.get("data"))
     counts = [f"{result[key]:,} to {key}" for key in ("train", "test") if isinstance(result.get(key), int)]
-    how = [f"{key} {result[key]}" for key in ("probe", "k", "temperature") if key in result]
+    how = [f"{key.replace('_', ' ')} {result[key]}" for key in HOW if key in result and result[key] != USUAL.get(key)]
     return data, str(result.get("measured_on", "")), *counts, *how
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinfolk.comparing.alike import require_same_data, where_measured
-from kinfolk.comparing.figures import figures_of, measured, parts_of
+from kinfolk.comparing.figures import AVERAGE, figures_of, measured, parts_of
 from kinfolk.errors import UsageError
 from kinfolk.report.record import read_record
 from kinfolk.training.changes import FREE, flat
@@ -25,7 +25,8 @@ DEPTH = 3
 
 @dataclass(frozen=True)
 class One:
-    """A run with its figures: what it is called, its settings flattened, and on what each protocol was measured."""
+    """A run with its figures: what it is called, its settings flattened, on what each protocol was measured, and which parts each average
+    is over."""
 
     path: Path
     method: str
@@ -34,6 +35,7 @@ class One:
     source: str | None
     figures: Mapping[str, float]
     measured_on: Mapping[str, tuple[str, ...]]
+    averaged: Mapping[str, frozenset[str]]
 
 
 def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
@@ -53,8 +55,12 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
     if not runs:
         raise UsageError("none of the runs has results to compare; measure them with `kinfolk eval`")
     require_same_data(runs)
-    note = f"Left out, because nothing was measured: {_few(left_out)}."
-    return runs, [note] if left_out else []
+    notes = [f"Left out, because nothing was measured: {_few(left_out)}."] if left_out else []
+    for name in dict.fromkeys(name for run in runs for name in run.averaged):
+        if len({run.averaged[name] for run in runs if name in run.averaged}) > 1:
+            runs = [replace(run, figures={key: value for key, value in run.figures.items() if not key.startswith(name)}) for run in runs]
+            notes.append(f"{name} is left out: the runs were not measured on the same parts.")
+    return runs, notes
 
 
 def _folders(path: Path) -> list[Path]:
@@ -80,7 +86,9 @@ def _read(folder: Path) -> One:
     sets = {name: part for protocol, result in results.items() if "sets" in result for name, part in parts_of(protocol, result).items()}
     whole = {name: result for name, result in results.items() if "sets" not in result}
     measured_on = {name: where_measured(result, config.data.source) for name, result in (whole | sets).items()}
-    return One(folder, config.method, config.seed, settings, config.data.source, figures_of(record), measured_on)
+    parts = {f"{name} {AVERAGE}": frozenset(parts_of(name, result)) for name, result in results.items()}
+    averaged = {name: each for name, each in parts.items() if len(each) > 1}
+    return One(folder, config.method, config.seed, settings, config.data.source, figures_of(record), measured_on, averaged)
 
 
 def _tells_apart(key: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from kinfolk.data.pixels import find_layout, find_scale
 from kinfolk.data.sources import Item, Pixels, Source
+from kinfolk.data.splits import split_name
 from kinfolk.errors import KinfolkError, UsageError
 
 
@@ -23,7 +24,7 @@ class DatasetSource(Source):
     def __init__(self, splits: Mapping[str, Any]) -> None:
         self.name = f"the {type(next(iter(splits.values()))).__name__}"
         self.refused, self.native_size = [], None
-        self._items = [Item(f"{split}/{row}", None, split) for split, data in splits.items() for row in range(len(data))]
+        self._items = [Item(f"{split}/{row}", None, split_name(split)) for split, data in splits.items() for row in range(len(data))]
         self._places = [(data, row) for data in splits.values() for row in range(len(data))]
         self._labels: dict[int, int] = {}
         classes = getattr(next(iter(splits.values())), "classes", None)

@@ -11,9 +11,9 @@ from typing import final
 
 from kinfolk.data.difference import shown
 from kinfolk.data.sources import Item, Source
+from kinfolk.data.splits import SPLITS
 from kinfolk.errors import KinfolkError, UsageError
 
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 # Also formats that can't be decoded: better refused by name than left out in silence.
 _IMAGE = frozenset(
     f".{name}"

@@ -13,10 +13,10 @@ from typing import final
 
 from kinfolk.data.captions import sort_out
 from kinfolk.data.difference import shown
-from kinfolk.data.folder import SPLITS
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.shard_index import IMAGES, Entry, ShardIndex
 from kinfolk.data.sources import Item, Source
+from kinfolk.data.splits import SPLITS
 from kinfolk.errors import KinfolkError
 
 Refusals = list[tuple[str, str]]

@@ -9,12 +9,11 @@ from typing import Any
 
 from kinfolk.data.captions import sort_out
 from kinfolk.data.columns import read_columns
-from kinfolk.data.folder import SPLITS, FileSource
+from kinfolk.data.folder import FileSource
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.sources import Item
+from kinfolk.data.splits import split_name
 from kinfolk.errors import KinfolkError, UsageError
-
-_SPLIT_ALIASES = {**SPLITS, "training": "train", "dev": "val", "testing": "test", "": "train"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,9 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
         refused += [(key, reason)] if reason is not None else [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
         if reason is not None or (captions is not None and caption is None):
             continue
-        split = (_cell(found["split"], row) or "").strip().lower()
+        split = split_name(_cell(found["split"], row) or "")
         group = _cell(groups, row)
-        items.append(
-            Item(key, labels[row], _SPLIT_ALIASES.get(split, split), caption, None if group is None else _text(group), first.get(image))
-        )
+        items.append(Item(key, labels[row], split, caption, None if group is None else _text(group), first.get(image)))
         first.setdefault(image, len(items) - 1)
         paths.append(file)
     return FileSource(name, items, paths, classes, refused)

@@ -43,7 +43,8 @@ class Detector(OnHost, ABC):
     space: Space = "projected"
     """Which features `refresh` receives."""
     hears: frozenset[str] = frozenset()
-    """Which figures of the training it is told of: "loss" after every step, "knn" whenever it is measured."""
+    """Which training metrics `hear` is called with: "epoch", how many are done, with a fraction, before every step; "loss" after every
+    step; "knn" whenever it is measured, never on the test split."""
     collects: bool = False
     """Whether it is handed the anchors of every step, by `collect`."""
 

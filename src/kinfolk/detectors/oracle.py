@@ -5,12 +5,14 @@ Dimension key: R rows of a block, C candidates, N data set.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found
+from kinfolk.errors import UsageError
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores.exact import check_ids
@@ -23,6 +25,7 @@ class Oracle(Detector):
 
     Args:
         labels: (N,) integers, addressed by sample id; below 0: unknown, never kin.
+        labels_file: a .npy file of such integers, used instead of `labels`, such as the tracks of video frames.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -35,8 +38,12 @@ class Oracle(Detector):
     needs: ClassVar[str] = "labels"
     addresses: ClassVar[bool] = True
 
-    def __init__(self, labels: Tensor) -> None:
+    def __init__(self, labels: Tensor | None = None, labels_file: str | Path | None = None) -> None:
         super().__init__()
+        if labels_file is not None:
+            labels = _read_labels(Path(labels_file), None if labels is None else len(labels))
+        if labels is None:
+            raise UsageError("the oracle needs labels and the data has none; use labelled data, --labels-from-folders, or `labels_file`")
         if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or not len(labels):
             raise ValueError(f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the shape (num_samples,)")
         self.labels: Tensor
@@ -52,3 +59,21 @@ class Oracle(Detector):
 
     def __repr__(self) -> str:
         return f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})} classes>)"
+
+
+def _read_labels(path: Path, expected: int | None) -> Tensor:
+    """(N,) integers of a .npy file; nothing in it is run."""
+    import numpy as np
+
+    if not path.is_file():
+        raise UsageError(f"`labels_file` (={path}) does not exist; give a .npy file with one integer for each training sample")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"`labels_file` (={path}) is not a readable .npy file of integers ({' '.join(str(error).split())})") from error
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu" or (expected or len(array)) != len(array):
+        shape = getattr(array, "shape", None)
+        raise UsageError(
+            f"`labels_file` (={path}, shape {shape}) must hold an integer for each of the {expected or 'N'} training samples, in order"
+        )
+    return torch.from_numpy(array.astype(np.int64))

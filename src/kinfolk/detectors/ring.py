@@ -16,8 +16,8 @@ from kinfolk.detectors.anneal import Anneal, Policy
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.boundaries import Boundaries
 from kinfolk.detectors.members import members, refreshed_by
-from kinfolk.detectors.ring_shape import Shape, bounded, drawn, exact
-from kinfolk.kinship import Interval, Mask, Roles
+from kinfolk.detectors.ring_shape import Shape, bounded, drawn, exact, inside
+from kinfolk.kinship import Mask, Roles
 from kinfolk.pairs import Block
 
 Bounds = Literal["exact", "learned"]
@@ -35,8 +35,11 @@ class Ring(Detector):
         num_samples: N, for learned bounds and clusters.
         draw: so many negatives, drawn anew for each anchor and step from its ring without replacement (as IR does); None: the whole ring.
             From torch's global generator. In `eval()` the ring is taken whole.
-        anneal: how `lower` rises from `start_lower`: "none", "linear", "step", "knn" or "loss"; see `anneal.py`.
-        start_lower: where it begins.
+        anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`: "none", "linear", "step", "knn" or "loss";
+            see `anneal.py`. "linear" moves at every step.
+        start_lower: where `lower` begins.
+        start_upper: where `upper` begins; None: it does not move. `Ring(0.9, 0.99, anneal="linear", start_upper=0.9)` excludes the closest
+            tenth of the candidates above `lower` at all times, as the authors' configurations do.
         anneal_epochs: over how many epochs; None: a third of the training.
         anneal_jumps: of "step".
         boundaries: "exact": order statistics of each row. "learned": two thresholds per sample, learned from at most 4,096 candidates
@@ -46,7 +49,7 @@ class Ring(Detector):
         every: epochs between two clusterings.
         seed: of the clusterings.
 
-    State: the annealed `lower`, the learned thresholds, the clusters.
+    State: how far the bounds have moved, the learned thresholds, the clusters.
 
     Deviates from the paper in: the default of `anneal_epochs`, which is 100 there (of 300); the loss policy compares with the running
     mean of the loss, not with the step before.
@@ -70,6 +73,7 @@ class Ring(Detector):
         draw: int | None = None,
         anneal: Policy = "none",
         start_lower: float = 0.0,
+        start_upper: float | None = None,
         anneal_epochs: int | None = None,
         anneal_jumps: int = 4,
         boundaries: Bounds = "exact",
@@ -91,8 +95,12 @@ class Ring(Detector):
             raise ValueError("`num_samples` must be given for learned boundaries and for clusters: they are kept by sample id")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
-        self.upper, self.num_samples, self.draw, self.every = upper, num_samples, draw, every
+        self.final_upper, self.start_upper, self.num_samples, self.draw, self.every = upper, start_upper, num_samples, draw, every
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
+        if start_upper is not None and anneal == "none":
+            raise ValueError(f"`start_upper` (={start_upper}) must be None with `anneal` (='none'): the bounds then never move")
+        if start_upper is not None and not start_lower < start_upper <= 1:
+            raise ValueError(f"`start_upper` (={start_upper}) must be above `start_lower` (={start_lower}) and at most 1")
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
         self.clusters = None if num_clusters is None else ClusterLabels(num_samples or 0, None, num_clusters, seed=seed)
 
@@ -102,8 +110,13 @@ class Ring(Detector):
 
     @property
     def lower(self) -> float:
-        """The lower share as it stands."""
-        return float(self.anneal.lower)
+        """The present lower share."""
+        return self.anneal.lower
+
+    @property
+    def upper(self) -> float:
+        """The present upper share."""
+        return self.final_upper if self.start_upper is None else self.anneal.between(self.start_upper, self.final_upper)
 
     @property
     def addresses(self) -> bool:  # type: ignore[override]
@@ -115,34 +128,33 @@ class Ring(Detector):
 
     @property
     def figures(self) -> dict[str, float]:
-        return {} if self.anneal.policy == "none" else {"ring_lower": self.lower}
+        moving = {} if self.anneal.policy == "none" else {"ring_lower": self.lower}
+        return moving if self.start_upper is None else {**moving, "ring_upper": self.upper}
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
-        lower, update = self.lower, dict[str, Tensor]()
+        lower, upper, update = self.lower, self.upper, dict[str, Tensor]()
         if self.boundaries is None:
-            shape = exact(block, lower, self.upper)
+            shape = exact(block, lower, upper)
         else:
-            update = self.boundaries.learned(block, lower, self.upper) if self.training else self.boundaries.read(block)
-            shape = bounded(block, update["lower_level"], update["upper_level"])
-        return Found((self._roles(block, shape),), update if self.training else {})
+            if self.training:
+                update, lower_b, upper_b = self.boundaries.learned(block, lower, upper)
+            else:
+                lower_b, upper_b = (self.boundaries.read(block)[f"{name}_level"] for name in ("lower", "upper"))
+            shape = bounded(block, lower_b, upper_b, lower, upper)
+        return Found((self._roles(block, shape),), update)
 
     def _roles(self, block: Block, shape: Shape) -> Roles:
+        close, far = shape
         draw = self.draw if self.training else None
-        if draw is None and self.clusters is None and shape.spared is None and shape.below is None:
-            return Roles(
-                kin=None if shape.roof_R is None else Interval(lower_R=shape.roof_R),
-                drop=None if shape.floor_R is None else Interval(upper_R=shape.floor_R),
-            )
-        ring_RC = shape.inside(block)
-        kept_RC = ring_RC if draw is None else drawn(ring_RC, draw)
+        if draw is None and self.clusters is None:
+            return Roles(kin=close, drop=far)
+        kept_RC = inside(block, shape) if draw is None else drawn(inside(block, shape), draw)
         if self.clusters is None:
-            above, above_RC = shape.above(block), torch.zeros_like(ring_RC)
-            if above is not None:
-                above_RC[above] = True
-            return Roles(kin=Mask(above_RC), drop=Mask(~(kept_RC | above_RC)))
+            close_RC = torch.zeros_like(kept_RC) if close is None else close.mask(block.sim_RC) > 0
+            return Roles(kin=close, drop=Mask(~(kept_RC | close_RC)))
         kin = members(self.clusters, block)
-        kin_RC = torch.zeros_like(ring_RC) if kin is None else kin.mask(block.sim_RC) > 0
+        kin_RC = torch.zeros_like(kept_RC) if kin is None else kin.mask(block.sim_RC) > 0
         bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
         return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
 
@@ -164,12 +176,13 @@ class Ring(Detector):
         refreshed_by(self.clusters, features)
 
     def __repr__(self) -> str:
-        shown: dict[str, object] = {"lower": self.anneal.final, "upper": self.upper}
+        shown: dict[str, object] = {"lower": self.anneal.final, "upper": self.final_upper}
         others = {
             "num_samples": (self.num_samples, None),
             "draw": (self.draw, None),
             "anneal": (self.anneal.policy, "none"),
             "start_lower": (self.anneal.start, 0.0),
+            "start_upper": (self.start_upper, None),
             "anneal_epochs": (self.anneal.epochs, None),
             "anneal_jumps": (self.anneal.jumps, 4),
             "boundaries": ("exact" if self.boundaries is None else "learned", "exact"),

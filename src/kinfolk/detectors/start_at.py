@@ -17,7 +17,7 @@ class StartAt(Detector):
 
     Args:
         detector: the wrapped one.
-        epoch: first epoch, counted from 0, in which kin are flagged.
+        epoch: first epoch, counted from 0, in which kin are flagged. The wrapped detector's annealing begins with it.
         update_from: first epoch in which the state moves; None: `epoch`.
     """
 
@@ -84,8 +84,8 @@ class StartAt(Detector):
         self.detector.refresh(features, progress)
 
     def hear(self, name: str, value: float) -> None:
-        if self.epoch >= self.update_from:
-            self.detector.hear(name, value)
+        if self.epoch >= self.start:
+            self.detector.hear(name, value - self.start if name == "epoch" else value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

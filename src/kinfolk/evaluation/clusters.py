@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Array = Tensor | np.ndarray
 
+Normaliser = Literal["arithmetic", "geometric", "min", "max"]
+NORMALISERS: tuple[Normaliser, ...] = get_args(Normaliser)
+"""What the mutual information is divided by: a mean of the two entropies, or one of them. The first is the default."""
 SEEDS = (0, 1, 2, 3, 4)
 
 
@@ -64,19 +67,32 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
     return Rates(float(rates[0]), float(rates[1]))
 
 
-def label_nmi(labels: Array, truth: Array) -> float:
-    """Normalised mutual information of (N,) pseudo-labels and classes, in [0, 1]: scikit-learn's, with the arithmetic mean of both
-    entropies. Samples of unknown class (below 0) are left out; one with a pseudo-label below 0 is a cluster of its own."""
+def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic") -> float:
+    """Normalised mutual information of (N,) pseudo-labels p and classes y, in [0, 1]: scikit-learn's.
+
+        NMI = I(p; y) / mean(H(p), H(y))
+
+    Samples of unknown class (below 0) are left out; one with a pseudo-label below 0 is a cluster of its own.
+
+    Args:
+        labels, truth: (N,).
+        normaliser: the mean of the entropies: "arithmetic" (scikit-learn's default), "geometric" (Strehl & Ghosh, 2002, which the IFND
+            paper cites), or "min" or "max" of the two.
+    """
     from sklearn.metrics import normalized_mutual_info_score
 
+    if normaliser not in NORMALISERS:
+        raise ValueError(f"`normaliser` (={normaliser!r}) must be one of {', '.join(NORMALISERS)}")
     labels_N, truth_N = torch.as_tensor(labels).cpu().to(torch.int64), torch.as_tensor(truth).cpu().to(torch.int64)
     known_N = truth_N >= 0
     if not bool(known_N.any()):
         raise KinfolkError("There are no labelled samples; clusters can't be compared with labels.")
-    return float(normalized_mutual_info_score(truth_N[known_N].numpy(), _alone(labels_N[known_N]).numpy()))
+    return float(normalized_mutual_info_score(truth_N[known_N].numpy(), _alone(labels_N[known_N]).numpy(), average_method=normaliser))
 
 
-def nmi(features: Array, truth: Array, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS) -> Spread:
+def nmi(
+    features: Array, truth: Array, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS, normaliser: Normaliser = "arithmetic"
+) -> Spread:
     """Normalised mutual information of the classes and k-means clusters of the unit-norm features, over several k-means.
 
     Args:
@@ -84,6 +100,7 @@ def nmi(features: Array, truth: Array, num_clusters: int | None = None, seeds: S
         truth: (N,) classes; below 0: unknown, left out.
         num_clusters: k; None: the number of classes.
         seeds: one k-means for each.
+        normaliser: as of `label_nmi`.
     """
     from kinfolk.clustering.kmeans import kmeans
 
@@ -99,7 +116,7 @@ def nmi(features: Array, truth: Array, num_clusters: int | None = None, seeds: S
         raise KinfolkError("There are no labelled samples; clusters can't be compared with labels.")
     unit_NF, truth_N = functional.normalize(features_NF[known_N], dim=1), truth_N[known_N]
     k = len(torch.unique(truth_N)) if num_clusters is None else num_clusters
-    found = [label_nmi(kmeans(unit_NF, k, seed=seed).labels, truth_N) for seed in seeds]
+    found = [label_nmi(kmeans(unit_NF, k, seed=seed).labels, truth_N, normaliser) for seed in seeds]
     return spread(found)
 
 
@@ -135,7 +152,7 @@ def _mean(rate_U: Tensor, weight_U: Tensor, counts_U: Tensor) -> float:
 
 
 def _alone(label_N: Tensor) -> Tensor:
-    """Negative labels replaced by labels that nobody else has."""
+    """Negative labels replaced by labels that no other sample has."""
     if not len(label_N) or int(label_N.min()) >= 0:
         return label_N
     return label_N.where(label_N >= 0, int(label_N.max()) + 1 + torch.arange(len(label_N)))

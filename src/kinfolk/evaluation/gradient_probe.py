@@ -3,10 +3,12 @@
     glofnd   AdamW, rate 0.1, batch 1024, 90 epochs on all labels, 285 on a tenth, 900 on fewer       GloFND, appendix D.1
     ifnd     SGD, rate 10, momentum 0.9, batch 256, 100 epochs, rate × 0.1 at 60 and 80               IFND, appendix C; MoCo v2
     ring     SGD, rate 0.01, momentum 0.9, batch 256, 100 epochs, constant rate                       Ring, section 5
+    rcl      LARS, rate 1, Nesterov momentum 0.9, batch 4,096, 90 epochs, cosine                      RCL, section 5.2
 
 None of them decays weights. Deviates from the papers in: features are standardised, and for `glofnd` and `ifnd` scaled to a mean squared
 norm of 1, so that a rate means the same for any encoder; GloFND's early stopping on what is tested on is left out, and its rate falls
-to 0 by a cosine. Augmented features, of which the papers make new ones for every epoch, are given as several versions, used in turn.
+to 0 by a cosine; RCL's probe takes at least 300 steps, where 90 epochs of a small data set are fewer. Augmented features, of which the
+papers make new ones for every epoch, are given as several versions, used in turn.
 
 Dimension key: N training samples, F features, V versions, K classes.
 """
@@ -27,6 +29,8 @@ from kinfolk.data.progress import show_progress
 from kinfolk.data.seeding import generator
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.linear import labelled
+from kinfolk.evaluation.metrics import top5
+from kinfolk.lars import LARS
 
 if TYPE_CHECKING:
     Array = Tensor | np.ndarray
@@ -34,18 +38,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How a probe is trained; `epochs` is of all labels, and with `grows` of a share f of them epochs / √f, at most ten times as many."""
+    """How a probe is trained; `epochs` is of all labels, and with `grows` of a share f of them epochs / √f, at most ten times as many.
+    There are more epochs where they would come to fewer than `fewest_steps`."""
 
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Literal["sgd", "adamw", "lars"]
     lr: float
     batch_size: int
     epochs: int
     schedule: Literal["cosine", "steps", "constant"]
     grows: bool = False
     unit_norm: bool = True
+    nesterov: bool = False
+    fewest_steps: int = 0
 
-    def epochs_of(self, fraction: float) -> int:
-        return min(10 * self.epochs, round(self.epochs / math.sqrt(fraction))) if self.grows else self.epochs
+    def epochs_of(self, fraction: float, num_samples: int | None = None) -> int:
+        """Epochs on this share of the labels, which are so many; without their number, of a data set that is large enough."""
+        epochs = min(10 * self.epochs, round(self.epochs / math.sqrt(fraction))) if self.grows else self.epochs
+        return epochs if num_samples is None else max(epochs, math.ceil(self.fewest_steps / math.ceil(num_samples / self.batch_size)))
 
     def factor(self, progress: float) -> float:
         """What the rate is multiplied by after this share of the epochs."""
@@ -58,6 +67,7 @@ PROBES = {
     "glofnd": ProbeSettings("adamw", 0.1, 1024, 90, "cosine", grows=True),
     "ifnd": ProbeSettings("sgd", 10.0, 256, 100, "steps"),
     "ring": ProbeSettings("sgd", 0.01, 256, 100, "constant", unit_norm=False),
+    "rcl": ProbeSettings("lars", 1.0, 4096, 90, "cosine", unit_norm=False, nesterov=True, fewest_steps=300),
 }
 
 
@@ -69,11 +79,13 @@ class GradientResult:
         accuracy: share of test samples that are classified rightly, in [0, 1], after the last epoch.
         epochs: how many there were.
         loss: mean cross-entropy over the last epoch.
+        top5: share of test samples whose class is among the five likeliest; NaN up to five classes.
     """
 
     accuracy: float
     epochs: int
     loss: float
+    top5: float = math.nan
 
 
 def gradient_probe(
@@ -108,11 +120,12 @@ def gradient_probe(
     mean_F, deviation_F = x_VNF.mean((0, 1), dtype=np.float64), x_VNF.std((0, 1), dtype=np.float64)
     scale_F = np.where(deviation_F > 0, deviation_F, 1.0) * (math.sqrt(x_VNF.shape[2]) if chosen.unit_norm else 1.0)
     inputs, tested = (torch.from_numpy(((x - mean_F) / scale_F).astype(np.float32)) for x in (x_VNF, xt))
-    epochs = chosen.epochs_of(fraction)
+    epochs = chosen.epochs_of(fraction, len(y_N))
     layer, loss = _trained(inputs, torch.from_numpy(class_N), len(classes_K), chosen, epochs, seed, progress)
     with torch.no_grad():
-        predicted = classes_K[layer(tested).argmax(1).numpy()]
-    return GradientResult(float((predicted == yt).mean()), epochs, loss)
+        scores_MK = layer(tested).numpy()
+    predicted = classes_K[scores_MK.argmax(1)]
+    return GradientResult(float((predicted == yt).mean()), epochs, loss, top5(scores_MK, classes_K, yt))
 
 
 def _trained(
@@ -125,8 +138,10 @@ def _trained(
     optimizer: torch.optim.Optimizer
     if how.optimizer == "adamw":
         optimizer = torch.optim.AdamW(layer.parameters(), lr=how.lr, weight_decay=0.0)
+    elif how.optimizer == "lars":
+        optimizer = LARS(layer.parameters(), how.lr, momentum=0.9, nesterov=how.nesterov)
     else:
-        optimizer = torch.optim.SGD(layer.parameters(), lr=how.lr, momentum=0.9)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=how.lr, momentum=0.9, nesterov=how.nesterov)
     scheduler = LambdaLR(optimizer, lambda epoch: how.factor(epoch / epochs))
     total = 0.0
     for epoch in show_progress(range(epochs), epochs, "Linear probe", enabled=progress):

@@ -1,7 +1,9 @@
-"""Who is flagged as a false negative, against the labels, over a whole data set: exact, in row blocks, no N × N matrix is kept.
+"""What is flagged as a false negative, against the labels, over a whole data set: exact, in row blocks, no N × N matrix is kept.
 
-    precision, recall, F1    over all pairs of an anchor and a candidate of another sample          GloFND, Table 1
-    MTPR, MTNR               the same as mean rates of the anchors                                  IFND, section 4.4
+    precision, recall, F1    over all pairs of an anchor and a candidate of another sample; and     GloFND, Table 1
+                             per anchor, as means over the samples (`kinfolk.stats`)
+    MTPR, MTNR               mean over the anchors of the share of their false negatives that is    IFND, section 4.4
+                             flagged, and of their true negatives that is not; of the first level
     thresholds               learned ones against the exact (1 − α) quantile: MAE, RMSE             GloFND, section 5
     similarity               of the views of a sample (true positives), of samples of one class     SPCL, Table 2
                              (false negatives) and of different classes
@@ -23,7 +25,7 @@ from kinfolk.detectors.quantile import batch_quantile
 from kinfolk.errors import KinfolkError
 from kinfolk.kinship import Interval, Roles, select
 from kinfolk.pairs import LEFT_OUT, Block
-from kinfolk.stats import Labels, Stats
+from kinfolk.stats import Labels, Stats, count
 
 _BLOCK_ELEMENTS = 1 << 23
 NAN = float("nan")
@@ -38,7 +40,8 @@ class Judged:
 
     Args:
         stats: counts over all pairs and levels.
-        found, kept: sums over the anchors of the share of their false negatives that were flagged, and of their negatives that were not.
+        found, kept: sums over the anchors of the share of their false negatives that were flagged, and of their negatives that were not, at
+            the first level, which is the one that `mtpr` and `mtnr` of a training are of.
         with_kin, with_others: anchors that have such pairs.
     """
 
@@ -60,11 +63,7 @@ class Judged:
 
     def figures(self) -> dict[str, float]:
         """All of them by name."""
-        counts = self.stats
-        return {
-            "flagged": counts.share, "precision": counts.precision, "recall": counts.recall, "f1": counts.f1,
-            "mtpr": self.mtpr, "mtnr": self.mtnr,
-        }  # fmt: skip
+        return {**self.stats.detection(), "mtpr": self.mtpr, "mtnr": self.mtnr}
 
 
 @dataclass(frozen=True)
@@ -140,15 +139,18 @@ def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Blo
 
 
 def _judge(judged: Judged, block: Block, levels: Sequence[Roles], labels_N: Tensor) -> None:
-    """Adds a block to the counts; rates of an anchor are means over the levels."""
-    known_RC, same_RC = Labels(labels_N, 0).alike(block)
+    """Adds a block to the counts; rates of an anchor are those of the first level."""
+    alike = Labels(labels_N, 0).alike(block)
+    known_RC, same_RC = alike.known_RC, alike.same_RC
     alike_R, other_R = same_RC.sum(1), (known_RC - same_RC).sum(1)
-    for roles in levels:
+    for level, roles in enumerate(levels):
         kin_RC, _ = select(block.sim_RC, roles)
         kin_RC = torch.zeros_like(same_RC) if kin_RC is None else kin_RC
-        flagged_R, judged_R, hits_R = kin_RC.sum(1), (kin_RC * known_RC).sum(1), (kin_RC * same_RC).sum(1)
-        rows = torch.stack((block.num_negatives_R.double(), flagged_R.double(), judged_R.double(), hits_R.double(), alike_R.double()))
-        judged.stats = judged.stats + Stats.from_counts(torch.cat((rows.sum(1).long(), torch.zeros(4, dtype=torch.int64))))
+        counts = count(block, kin_RC.sum(1), kin_RC, alike)
+        judged.stats = judged.stats + Stats.from_counts(torch.cat((counts, counts.new_zeros(4))))
+        if level > 0:
+            continue
+        hits_R, judged_R = (kin_RC * same_RC).sum(1), (kin_RC * known_RC).sum(1)
         judged.found += float((hits_R / alike_R)[alike_R > 0].double().sum())
         judged.kept += float((1 - (judged_R - hits_R) / other_R)[other_R > 0].double().sum())
         judged.with_kin += int((alike_R > 0).sum())

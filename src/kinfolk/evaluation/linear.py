@@ -36,12 +36,14 @@ class LinearResult:
         strength: the chosen ℓ2 penalty.
         held_out: accuracy on the held-out training labels for each strength tried, strongest first; empty where nothing could be held out.
         converged: whether the final fit reached its tolerance.
+        top5: share of test samples whose class is among the five likeliest; NaN up to five classes.
     """
 
     accuracy: float
     strength: float
     held_out: dict[float, float]
     converged: bool
+    top5: float = math.nan
 
 
 def linear_probe(
@@ -101,7 +103,7 @@ def linear_probe(
         strength = max(ordered, key=lambda candidate: right[candidate])
     probe = Probe(x, y, max_iter)
     converged = probe.fit(strength)
-    return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged)
+    return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged, probe.top5(xt, yt))
 
 
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:

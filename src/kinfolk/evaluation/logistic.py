@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from kinfolk.evaluation.metrics import top5
+
 
 class Probe:
     """Logistic regression on standardised features; every fit starts afresh, so that the chosen strength means the same in the last one."""
@@ -44,6 +46,10 @@ class Probe:
     def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
         """Share of the rows whose class is found."""
         return float((self.predict(x) == y).mean())
+
+    def top5(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Share of the rows whose class is among the five likeliest; NaN up to five classes."""
+        return top5(self.scores(x).reshape(len(x), -1), np.asarray(self.model.classes_), y)
 
     def _standardised(self, x: np.ndarray) -> np.ndarray:
         return np.asarray((x - self.mean) / self.deviation)

@@ -1,11 +1,28 @@
-"""How well classes were found: mean per class, and average precision.
+"""How well classes were found: among the five likeliest, mean per class, and average precision.
 
 Dimension key: M samples, K classes.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+
+TOP = 5
+
+
+def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
+    """Share of the samples whose class is among the five of the highest score; (M, K), (K,) their classes, (M,). NaN up to five classes.
+
+    Example:
+        >>> top5(np.eye(6), np.arange(6), np.array([0, 1, 2, 3, 4, 9]))
+        0.8333333333333334
+    """
+    if len(classes) <= TOP:
+        return math.nan
+    likeliest = np.argpartition(-scores, TOP - 1, axis=1)[:, :TOP]
+    return float((classes[likeliest] == truth[:, None]).any(1).mean())
 
 
 def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.images import ImageData
+from kinfolk.data.splits import TEST_SPLITS
 from kinfolk.data.text import TextData
 from kinfolk.data.tokenizer import Tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.embed import Preparation, embed, evaluating
-from kinfolk.evaluation.parts import TEST_SPLITS
 from kinfolk.evaluation.retrieval import retrieval
 from kinfolk.evaluation.zero_shot import TEMPLATES, class_embeddings, embedder, zero_shot
 from kinfolk.models.pair import Pair

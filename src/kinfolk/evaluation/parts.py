@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kinfolk.data.splits import TEST_SPLITS
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.linear import held_out_part
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
 
-TEST_SPLITS = ("test", "val", "valid", "validation")
 HELD_OUT = 0.2
 """Share of the samples a classifier is tested on where the data has no test split."""
 

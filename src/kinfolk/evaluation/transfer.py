@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     Array = Tensor | np.ndarray
 
 STRENGTHS = tuple(10 ** (-6 + 11 * i / 9) for i in range(10))
-BY_NAME: tuple[tuple[str, Metric], ...] = (("voc", "map"), ("pets?|caltech|flowers?|aircraft", "mean-per-class"))
+BY_NAME: tuple[tuple[str, Metric], ...] = (("voc", "map"), ("pets?|caltech|flowers?|aircrafts?", "mean-per-class"))
+BEFORE, AFTER = "oxford|iiit|vgg|fgvc|pascal|visual", "devkit|detection|dataset|data|images?|pictures?|photos?|trainval|train|test|val"
+"""What the names of data sets are written together with, as in `oxfordflowers` or `VOCdevkit`."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,22 @@ class TransferResult:
 def metric_of(name: str) -> Metric:
     """The metric of a data set, by its name: mAP for VOC, mean per class for Pets, Caltech-101, Flowers and Aircraft, else top-1.
 
+    Capitals, digits and signs do not matter: `oxford-iiit-pet`, `OxfordIIITPet` and `oxfordpets` are one. A word that merely ends like
+    one of them (`carpets`) is another.
+
     Example:
         >>> metric_of("data/oxford-iiit-pet"), metric_of("VOC2007.csv"), metric_of("cifar10.npz")
         ('mean-per-class', 'map', 'top1')
+        >>> metric_of("OxfordIIITPet"), metric_of("oxfordflowers"), metric_of("carpets")
+        ('mean-per-class', 'mean-per-class', 'top1')
     """
-    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
-    return next((metric for pattern, metric in BY_NAME if re.search(rf"(?<![a-z])({pattern})(?![a-z])", last)), "top1")
+    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    apart = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", last)  # OxfordFlowers102 → Oxford, Flowers
+    words = {word.lower() for word in (*re.findall(r"[A-Za-z]+", last), *apart)}
+    for names, metric in BY_NAME:
+        if any(re.fullmatch(rf"(?:{BEFORE})*(?:{names})(?:{AFTER})*", word) for word in words):
+            return metric
+    return "top1"
 
 
 def transfer(

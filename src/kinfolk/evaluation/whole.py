@@ -5,9 +5,9 @@ Each returns what `RUN/eval/PROTOCOL.json` holds. Dimension key: N training samp
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from kinfolk.detectors import GloFND
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.embed import embed
 from kinfolk.evaluation.parts import Parts, divide
+from kinfolk.evaluation.protocols import averages, listed_among, of_subset
 from kinfolk.evaluation.subsets import label_subset
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from kinfolk.frameworks.base import Framework
 
 FINETUNED = (0.1, 0.01)
-CLASSIFIER_RATES = {0.1: 0.1, 0.0: 1.0}
-"""The IFND paper's, from this share of the labels on."""
 MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
 
 
@@ -39,20 +38,27 @@ def run_finetune(
     seed: int,
     *,
     fractions: Sequence[float] = FINETUNED,
+    lists: Sequence[Path] = (),
+    settings: str = "ifnd",
     epochs: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Fine-tuning on shares of the labels, each from the encoder as it is; `accuracy` is the mean over the shares."""
-    from kinfolk.evaluation.finetune import finetune
+    """Fine-tuning on shares of the labels, or on those that `lists` name, each from the encoder as it is; `accuracy` is the mean over them.
+    `settings`: a name of `finetune.TUNINGS`."""
+    from kinfolk.evaluation.finetune import finetune, tuning
 
     used = divide(parts, seed, "fine-tuning")
     cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ids, labels, test_ids, test_labels = map(torch.from_numpy, (used.train_ids, used.train_y, used.test_ids, used.test_y))
+    wanted = [
+        (fraction, label_subset(used.train_y, fraction, seed), of_subset(None, 0)) for fraction in sorted(set(fractions), reverse=True)
+    ]
+    named = listed_among(used, lists, images.samples.keys)
+    wanted += [(float(each.used.mean()), each.used, of_subset(each.name, each.listed)) for each in named]
     rows = []
-    for fraction in sorted(set(fractions), reverse=True):
-        chosen = torch.from_numpy(label_subset(used.train_y, fraction, seed))
-        rate = next(rate for least, rate in CLASSIFIER_RATES.items() if fraction >= least)
+    for fraction, mask, subset in wanted:
+        chosen = torch.from_numpy(mask)
         found = finetune(
             encoder,
             images,
@@ -60,15 +66,18 @@ def run_finetune(
             (ids[chosen], labels[chosen]),
             (test_ids, test_labels),
             epochs=epochs,
-            classifier_lr=rate,
             seed=seed,
             device=device,
             progress=progress,
+            **tuning(settings, fraction),
         )
-        rows.append({"fraction": fraction, "labels": int(chosen.sum()), **asdict(found)})
+        rows.append({**subset, "fraction": fraction, "labels": int(chosen.sum()), **asdict(found)})
+        if found.top5 != found.top5:
+            del rows[-1]["top5"]
     return {
-        "accuracy": statistics.fmean(row["accuracy"] for row in rows),
+        **averages(rows),
         "fractions": rows,
+        "finetuning": settings,
         "train": len(labels),
         "test": len(test_labels),
         "seed": seed,
@@ -77,7 +86,7 @@ def run_finetune(
 
 
 class Augmented:
-    """Augmented pictures where `embed` asks for them as they are: one view of each, drawn anew in every call."""
+    """Augmented images where `embed` asks for them as they are: one view of each, drawn anew in every call."""
 
     def __init__(self, views: Views, seed: int, version: int) -> None:
         self.views, self.seed, self.version, self.calls = views, seed, version, 0

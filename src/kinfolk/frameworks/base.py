@@ -147,7 +147,7 @@ class Framework(OnHost, ABC):
         return None
 
     def hear(self, name: str, value: float) -> None:
-        """Is told a figure of the training: "knn". The same on all ranks."""
+        """Called with a training metric, "epoch" or "knn"; see `Detector.hears`. The same on all ranks."""
         for detector in self.detectors:
             if name in detector.hears:
                 detector.hear(name, value)

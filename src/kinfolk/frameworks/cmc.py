@@ -20,7 +20,7 @@ from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
-from kinfolk.objectives import NTXent, Objective
+from kinfolk.objectives import LocalAggregation, NTXent, Objective
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.exact import finite
@@ -45,6 +45,7 @@ class CMC(Framework):
             where they hold no more, or with None.
         bank_momentum: m of both banks, see `Bank`; 0 overwrites.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        pool_kin: whether attracted kin are summed inside the logarithm; see `IR`.
 
     State: both banks, the draw, and both detectors'.
 
@@ -71,10 +72,11 @@ class CMC(Framework):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        pool_kin: bool = False,
     ) -> None:
-        second = copy.deepcopy(detector)
+        second, loss = copy.deepcopy(detector), LocalAggregation if pool_kin else NTXent
         light, colour = (
-            NTXent(temperature, each, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight) for each in (detector, second)
+            loss(temperature, each, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight) for each in (detector, second)
         )
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)

@@ -15,7 +15,7 @@ from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import LocalAggregation, NTXent
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank
 from kinfolk.stores.draw import Draw
@@ -37,6 +37,8 @@ class IR(Framework):
             with None.
         bank_momentum: m of the bank, see `Bank`; 0 overwrites.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the Ring paper: the loss is `LocalAggregation`,
+            by which some of them have to be near. False: each of them is a positive of its own. Without attracted kin nothing changes.
 
     State: the bank, the draw, and the detector's.
 
@@ -62,8 +64,10 @@ class IR(Framework):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        pool_kin: bool = False,
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        loss = LocalAggregation if pool_kin else NTXent
+        super().__init__(encoder, head, loss(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
 

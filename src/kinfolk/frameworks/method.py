@@ -134,8 +134,6 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     wanted = inspect.signature(kind.__init__).parameters
     given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
     if "labels" in wanted:
-        if context.labels is None and wanted["labels"].default is inspect.Parameter.empty:
-            raise UsageError(f"{method} needs labels and the data has none; use labelled data, or --labels-from-folders for a folder")
         given["labels"] = context.labels
     if "text_encoder" in wanted:
         if context.text is None:

@@ -131,10 +131,13 @@ class Objective(nn.Module, ABC):
         ranks, in a queue or a bank. `Pairs` that bring groups keep theirs."""
         self.groups = None if groups is None else groups.to(torch.int64)
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        """Tells schedules and warm-ups where the training is; `epoch` counts from 0. Called before every step with a fractional epoch
+        (`epoch + step / num_steps`), schedules that move by the step do so; called once an epoch, they move once an epoch."""
         if self.detector is not None:
-            self.detector.set_progress(epoch, num_epochs)
+            self.detector.set_progress(int(epoch), num_epochs)
+            if "epoch" in self.detector.hears:
+                self.detector.hear("epoch", epoch)
 
     def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""

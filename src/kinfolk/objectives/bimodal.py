@@ -106,8 +106,8 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         for objective in self.objectives:
             objective.watch(labels)
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        """Tells schedules and warm-ups where the training is; see `Objective.set_progress`."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 

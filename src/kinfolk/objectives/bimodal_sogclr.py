@@ -61,9 +61,9 @@ class BimodalSogCLR(Bimodal[SogCLR]):
         self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)
         self.set_progress(0, 1)
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self.image.gamma = self.text.gamma = cosine_gamma(self.gamma, epoch, self.decay_epochs)
+        self.image.gamma = self.text.gamma = cosine_gamma(self.gamma, int(epoch), self.decay_epochs)
 
     def __repr__(self) -> str:
         schedule = {"gamma": self.gamma, "decay_epochs": self.decay_epochs}

@@ -111,9 +111,9 @@ class FastCLIP(Bimodal[RobustContrast]):
         """1, or a third while t < 0.03."""
         return _SLOW if self.temperature < _SLOW_BELOW else 1.0
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self.image.gamma = self.text.gamma = cosine_gamma(self.gamma, epoch, self.decay_epochs)
+        self.image.gamma = self.text.gamma = cosine_gamma(self.gamma, int(epoch), self.decay_epochs)
 
     def __repr__(self) -> str:
         one = self.image

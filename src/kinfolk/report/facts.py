@@ -46,6 +46,11 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in lines if value not in (None, "")]
 
 
+def normaliser_of(record: Record) -> str:
+    """What the run divided its NMI by; runs of earlier versions do not say, and took the arithmetic mean."""
+    return str(_section(record.config, "knn").get("nmi_normaliser", "arithmetic"))
+
+
 def _versions(meta: Mapping[str, Any]) -> str:
     """What the run recorded, or what is installed now."""
     inner = meta.get("meta")

@@ -34,9 +34,16 @@ CURVES = (
         percent=True,
     ),
     Curve(
+        "anchor_detection",
+        "Detection per anchor",
+        "the same for each anchor, mean over the anchors",
+        (("anchor_precision", "Precision", "accent"), ("anchor_recall", "Recall", "second"), ("anchor_f1", "F1", "third")),
+        percent=True,
+    ),
+    Curve(
         "clusters",
         "Clusters",
-        "pseudo-labels of the first level against the labels",
+        "pseudo-labels of the first level against the labels; NMI is divided by {entropy}",
         (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
         percent=True,
     ),
@@ -49,7 +56,7 @@ CURVES = (
     Curve(
         "features_nmi",
         "NMI of the features",
-        "k-means on the encoder's features against the labels, mean over seeds",
+        "k-means on the encoder's features against the labels, mean over seeds, divided by {entropy}",
         (("features_nmi", "NMI", "accent"),),
         percent=True,
     ),
@@ -71,17 +78,25 @@ CURVES = (
         from_zero=True,
     ),
 )
+ENTROPIES = {
+    "arithmetic": "the arithmetic mean of the entropies",
+    "geometric": "the geometric mean of the entropies",
+    "min": "the smaller entropy",
+    "max": "the larger entropy",
+}
+"""What NMI is divided by, for each setting of `knn.nmi_normaliser`."""
 
 
-def curve_panels(epochs: Sequence[dict[str, float]]) -> list[Panel]:
-    """One panel for each curve the run has at least one finite value of."""
+def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic") -> list[Panel]:
+    """One panel for each curve the run has at least one finite value of. `normaliser`: of the run's NMI."""
     panels = []
     for curve in CURVES:
         lines = {name: _points(epochs, name) for name, _, _ in curve.lines}
         if any(x for x, _ in lines.values()):
             traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
             description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
-            panels.append(Panel(curve.id, curve.title, curve.note, description, _figure(curve, traces)))
+            note = curve.note.format(entropy=ENTROPIES.get(normaliser, normaliser))
+            panels.append(Panel(curve.id, curve.title, note, description, _figure(curve, traces)))
     return panels
 
 

@@ -19,6 +19,20 @@ PROTOCOLS = {
     "retrieval": "Retrieval, mean recall",
     "zero-shot": "Zero-shot",
 }
+NAMES = {
+    "top5": "top-5",
+    "flagged": "flagged",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "anchor_precision": "precision per anchor",
+    "anchor_recall": "recall per anchor",
+    "anchor_f1": "F1 per anchor",
+    "mtpr": "MTPR",
+    "mtnr": "MTNR",
+    "nmi": "NMI",
+}
+"""Figures of results that are shares, as a reader knows them."""
 MAX_ROWS = 12
 MAX_FILES = 200
 
@@ -76,13 +90,16 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
     for result in record.results:
         accuracy = result.get("accuracy")
         if result["protocol"] == "linear" and isinstance(accuracy, (int, float)):
-            found.append(("Linear probe", percent(accuracy), "on frozen features"))
+            five = result.get("top5")
+            more = f", top-5 {percent(five)}" if isinstance(five, (int, float)) else ""
+            found.append(("Linear probe", percent(accuracy), f"on frozen features{more}"))
         if result["protocol"] == "retrieval":
             found.append(
                 ("Mean recall", percent(result.get("mean")), f"at 1, 5 and 10, both ways, of {number(result.get('images'))} images")
             )
     if (f1 := record.last("f1")) is not None:
         note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
+        note += f"; per anchor F1 {percent(by_anchor)}" if (by_anchor := record.last("anchor_f1")) is not None else ""
         found.append(("Detection F1", percent(f1), note))
     if (flagged := record.last("flagged")) is not None:
         found.append(("Pairs flagged", percent(flagged), "of the negatives"))
@@ -99,9 +116,10 @@ def results(record: Record) -> list[dict[str, Any]]:
     for result in record.results:
         accuracy = result.get("mean" if result["protocol"] == "retrieval" else "accuracy")
         known = isinstance(accuracy, (int, float)) and math.isfinite(accuracy)
+        several = any(len(_rows(result, parts)) > 1 for parts in ("fractions", "sets"))
         rows.append(
             {
-                "title": PROTOCOLS.get(result["protocol"], result["protocol"]),
+                "title": PROTOCOLS.get(result["protocol"], result["protocol"]) + (", average" if several else ""),
                 "accuracy": percent(accuracy) if known else "—",
                 "share": round(100 * min(max(float(accuracy), 0.0), 1.0), 1) if known and accuracy is not None else None,
                 "details": _details(result),
@@ -111,17 +129,30 @@ def results(record: Record) -> list[dict[str, Any]]:
 
 
 def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What else it says; accuracies at shares of the labels have a figure of their own, several data sets are named with theirs."""
-    sets = [each for each in result.get("sets") or () if isinstance(each, Mapping)]
-    own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in sets]
+    """What else it says: accuracies at shares of the labels and of several data sets, figures, settings."""
+    own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in _rows(result, "sets")]
+    shares = [each for each in _rows(result, "fractions") if isinstance(each.get("fraction"), (int, float))]
+    own += [(each.get("subset") or f"{100 * each['fraction']:g} %", _with_top5(each)) for each in shares]
     hidden = ("protocol", "accuracy", "fractions", "sets") + ("mean",) * (result.get("protocol") == "retrieval")
-    return own + [(key.replace("_", " "), _detail(key, value)) for key, value in result.items() if key not in hidden]
+    return own + [(NAMES.get(key) or key.replace("_", " "), _detail(key, value)) for key, value in result.items() if key not in hidden]
+
+
+def _rows(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    parts = result.get(name)
+    return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
 
 
 def _detail(key: str, value: Any) -> str:
     if isinstance(value, Mapping) and all(str(name).startswith("R@") for name in value):
         return ", ".join(f"{name} {percent(share)}" for name, share in value.items())
-    return percent(value) if key == "chance" else number(value)
+    if key == "exact" and isinstance(value, Mapping):
+        return ", ".join(f"{NAMES.get(name, name)} {_detail(name, share)}" for name, share in value.items())
+    return percent(value) if key == "chance" or key in NAMES else number(value)
+
+
+def _with_top5(row: Mapping[str, Any]) -> str:
+    five = row.get("top5")
+    return percent(row.get("accuracy")) + (f" (top-5 {percent(five)})" if isinstance(five, (int, float)) else "")
 
 
 def bars(counts: Iterable[tuple[str, int]], limit: int = MAX_ROWS) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinfolk.data.difference import key_difference
 from kinfolk.data.samples import Samples
-from kinfolk.report.facts import facts_of, papers_of
+from kinfolk.report.facts import facts_of, normaliser_of, papers_of
 from kinfolk.report.figures import curve_panels
 from kinfolk.report.fractions import fraction_panels
 from kinfolk.report.kin import compare, find_kin
@@ -83,7 +83,7 @@ def write_report(
             tell(parts[missing])
     page = render(
         record,
-        curve_panels(record.epochs),
+        curve_panels(record.epochs, normaliser_of(record)),
         papers=papers_of(record),
         facts=facts_of(record),
         measured=fraction_panels(record.results),

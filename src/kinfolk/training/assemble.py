@@ -88,6 +88,7 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
 def placed(config: TrainConfig) -> TrainConfig:
     """Paths made absolute, so that the run finds its data from any working directory. The name of a bundled data set is no path."""
     named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
+    named["detector.labels_file"] = config.detector.get("labels_file")
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
     return config.with_settings({key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)})
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kinfolk.clustering.hierarchy import Hierarchy
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.data.images import ImageData
-from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr
+from kinfolk.evaluation.clusters import Normaliser, label_nmi, mtpr_mtnr
 from kinfolk.frameworks.base import Framework
 from kinfolk.training.module import TrainingModule
 
@@ -23,10 +23,11 @@ class ClusterQuality:
 
     Of the first level alone: the one whose number of clusters is named first. `mtpr` and `mtnr` go by the pseudo-labels as the loss uses
     them, in which a sample that was not accepted is alone; `nmi` goes by the clusters of all samples. Nothing is measured without labels,
-    for methods that do not cluster, or before the first clustering.
+    for methods that do not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
     """
 
-    def __init__(self, data: ImageData) -> None:
+    def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
+        self.normaliser = normaliser
         labels = None if data.labels is None else data.labels[: data.num_train]
         self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
 
@@ -36,7 +37,7 @@ class ClusterQuality:
             return {}
         used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
         rates = mtpr_mtnr(used_N, self.truth)
-        figures = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth)}
+        figures = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
         return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 

@@ -24,8 +24,8 @@ def trained(config: TrainConfig, run: Run, data: ImageData, tokenizer: Tokenizer
     """The framework with its state per sample as the last checkpoint has it, in evaluation mode."""
     checkpoint = read_checkpoint(run.checkpoint)
     framework = build_framework(config, data, tokenizer, resumed=True)
-    framework.load_state_dict({name.removeprefix("framework."): value for name, value in checkpoint["state_dict"].items()})
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
+    framework.load_state_dict({name.removeprefix("framework."): value for name, value in checkpoint["state_dict"].items()})
     return framework.eval()
 
 

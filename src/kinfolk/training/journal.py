@@ -67,10 +67,10 @@ class Journal(pl.Callback):
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
-        self._tell(module, row.get("knn"))
+        self._tell(module, row.get("steering_knn"))
         row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
-            row |= {"flagged": stats.share, "precision": stats.precision, "recall": stats.recall, "f1": stats.f1}
+            row |= stats.detection()
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
         if trainer.is_global_zero:
@@ -81,7 +81,7 @@ class Journal(pl.Callback):
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
 
     def _tell(self, module: TrainingModule, knn: float | None) -> None:
-        """Rank zero has measured; the framework hears of it on all ranks, before the epoch's checkpoint."""
+        """Passes what rank zero has measured to the framework of all ranks, before the epoch's checkpoint."""
         value = torch.tensor(math.nan if knn is None else knn, dtype=torch.float64, device=module.device)
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
@@ -95,7 +95,8 @@ class Journal(pl.Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss, self.steps, self.seconds = state["loss"], state["steps"], state["seconds"]
         first = not dist.is_initialized() or dist.get_rank() == 0
-        self.counts = state["counts"] if first else torch.zeros_like(state["counts"])
+        kept = first and state["counts"].shape == self.counts.shape  # an earlier version counted less: the epoch is counted from here on
+        self.counts = state["counts"] if kept else Stats.empty().counts()
 
     def _to_loggers(self, trainer: pl.Trainer, figures: dict[str, float], kind: str) -> None:
         for logger in trainer.loggers:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.seeding import generator
+from kinfolk.data.splits import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.views import Views
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.clusters import nmi
@@ -16,47 +17,64 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.sections import KnnConfig
 
-TEST_SPLITS = ("test", "val")
-
 
 class Knn:
     """A measurement of the journal: `knn`, every so many epochs and after the last one; and of the same features, where it is wanted,
     `features_nmi` with `features_nmi_deviation`: how well k-means, with as many clusters as classes, finds the labels, over several seeds.
 
-    Classified are the validation or test samples by the training samples; where there are none of them, the training samples by each other.
-    Nothing is measured without labels.
+    Classified are the test samples, or those of a validation split, by the training samples; where there are neither, the training samples
+    by each other. Nothing is measured without labels.
+
+    A detector that the accuracy steers is never given that of the test samples, but `steering_knn`: of the validation samples, or of the
+    training samples by each other (each is held out in turn).
     """
 
     def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
         self.data, self.views, self.config, self.epochs, self.autocast = data, views, config, epochs, autocast
-        self.bank, self.queries = _parts(data, config.max_samples, seed)
+        self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
+        self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
+        steering = self.steering_queries
+        self.apart = self.queries is not None and (steering is None or not torch.equal(self.queries, steering))
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         every = self.config.every
         if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
             return {}
-        assert self.data.labels is not None
-        ids = self.bank if self.queries is None else torch.cat((self.bank, self.queries))
-        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
-        module.require_finite(features, "features")
-        labels, size = self.data.labels[ids], len(self.bank)
-        test_x, test_y = (None, None) if self.queries is None else (features[size:], labels[size:])
-        found = {"knn": knn_accuracy(features[:size], labels[:size], test_x, test_y, self.config.k, self.config.temperature)}
+        features, labels = self._embedded(module, self.bank)
+        found = {"knn": self._accuracy(module, features, labels, self.queries)}
+        if steered_by_knn(module.framework):
+            found["steering_knn"] = self._accuracy(module, features, labels, self.steering_queries) if self.apart else found["knn"]
         if self.config.nmi_seeds:
-            spread = nmi(features[:size], labels[:size], seeds=range(self.config.nmi_seeds))
+            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
+
+    def _accuracy(self, module: TrainingModule, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
+        """Of the samples `queries` by the bank's features; None: of the bank by itself."""
+        test_x, test_y = (None, None) if queries is None else self._embedded(module, queries)
+        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature)
+
+    def _embedded(self, module: TrainingModule, ids: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.data.labels is not None
+        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
+        module.require_finite(features, "features")
+        return features, self.data.labels[ids]
+
+
+def steered_by_knn(framework: Framework) -> bool:
+    """Whether a detector of the framework goes by the nearest-neighbour accuracy."""
+    return any("knn" in detector.hears for detector in framework.detectors)
 
 
 def require_measured(framework: Framework, knn: Knn, method: str) -> None:
     """Refuses a method that goes by the accuracy in a training where it is never measured."""
-    if any("knn" in detector.hears for detector in framework.detectors) and (knn.bank is None or knn.config.every == 0):
+    if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
         what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
         raise UsageError(f"{what}: {method} goes by the nearest-neighbour accuracy during training")
 
 
-def _parts(data: ImageData, max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of the labelled samples of the first other split there is; each image once."""
+def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` there is; each image once."""
     if data.labels is None:
         return None, None
     labelled = data.labels >= 0
@@ -64,7 +82,7 @@ def _parts(data: ImageData, max_samples: int, seed: int) -> tuple[Tensor | None,
     if len(bank) < 2:
         return None, None
     bank = _drawn(bank, max_samples, seed, "bank")
-    for split in TEST_SPLITS:
+    for split in splits:
         ids = torch.tensor([i for i, name in enumerate(data.samples.splits) if name == split and labelled[i]], dtype=torch.int64)
         if len(ids):
             return bank, _drawn(data.once(ids), max_samples, seed, "queries")

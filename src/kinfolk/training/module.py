@@ -97,6 +97,7 @@ class TrainingModule(pl.LightningModule):
         assert (epoch, step) == (self.current_epoch, batch_idx), "the loader and Lightning disagree on where the training is"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.set_progress(epoch, self.epochs)
+        self.framework.hear("epoch", epoch + step / (self.data.num_train // self.batch_size))  # schedules that move by the step
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last = batch["epoch"], batch["step"], batch["ids"]

@@ -16,8 +16,9 @@ from kinfolk.data.sources import Source
 from kinfolk.data.tokenizer import read_tokenizer
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.evaluation.embed import embed
+from kinfolk.evaluation.embed import Preparation, embed
 from kinfolk.evaluation.paired import Towers
+from kinfolk.models.feature_map import FeatureMap
 from kinfolk.models.pair import TOWERS, Pair, begin_from
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.assemble import build_views, networks
@@ -95,11 +96,22 @@ class OpenedRun:
             usual = DataConfig(source=source, labels_from_folders=labels_from_folders, hierarchy=own.hierarchy, depth=own.depth)
             return open_data(None, self.config.model_copy(update={"data": usual}))
 
-    def features(self, data: ImageData, ids: NDArray[np.int64] | None = None, *, progress: bool = False) -> NDArray[np.float32]:
-        """(N, F) of all samples, or of `ids`, on the first accelerator there is."""
+    def features(
+        self,
+        data: ImageData,
+        ids: NDArray[np.int64] | None = None,
+        *,
+        views: Preparation | None = None,
+        unpooled: bool = False,
+        progress: bool = False,
+    ) -> NDArray[np.float32]:
+        """(N, F) of all samples, or of `ids`, on the first accelerator there is; by the run's own views unless others are given, and with
+        `unpooled` before the encoder's average pooling."""
         chosen = None if ids is None else torch.from_numpy(ids)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return np.asarray(embed(self.encoder(), data, self.views(), chosen, device=device, progress=progress).numpy(), dtype=np.float32)
+        encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
+        found = embed(encoder, data, views or self.views(), chosen, device=device, progress=progress)
+        return np.asarray(found.numpy(), dtype=np.float32)
 
 
 def open_run(path: Path | str) -> OpenedRun:

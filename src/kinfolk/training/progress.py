@@ -114,7 +114,8 @@ def describe(row: dict[str, float], speed: bool = True) -> str:
     parts = [f"loss {row['loss']:.3f}"]
     parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
     parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
-    parts += [f"F1 {row['f1']:.2f}"] if "f1" in row else []
+    by_anchor = f" ({row['anchor_f1']:.2f} per anchor)" if speed and "anchor_f1" in row else ""
+    parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if "f1" in row else []
     parts += [f"{row['images_per_second']:.0f} images/s"] if speed else []
     return "  ".join(parts)
 

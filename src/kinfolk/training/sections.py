@@ -123,6 +123,9 @@ class KnnConfig(Section):
     temperature: float = Field(default=0.1, gt=0)
     max_samples: int = Field(default=20_000, ge=1, description="at most so many training samples in the bank")
     nmi_seeds: int = Field(default=0, ge=0, description="k-means of the bank's features whose NMI with the labels is measured too")
+    nmi_normaliser: Literal["arithmetic", "geometric", "min", "max"] = Field(
+        default="arithmetic", description="mean of the entropies that every NMI of the training is divided by, or the smaller or larger one"
+    )
 
 
 class CheckpointConfig(Section):

@@ -139,7 +139,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             config,
             run,
             0 if state is None else state["step"],
-            [knn, ClusterQuality(images), refresh, _figures, snapshots],
+            [knn, ClusterQuality(images, config.knn.nmi_normaliser), refresh, _figures, snapshots],
             refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
             console,

@@ -1,0 +1,99 @@
+"""LARS: stochastic gradient descent for large batches, for training and for the linear probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling: SGD whose step on each weight is proportional to that weight's own norm.
+
+        d = g + weight_decay · w
+        d ← trust · ‖w‖ / ‖d‖ · d
+        m ← momentum · m + d
+        w ← w − lr · m            (nesterov: w − lr · (d + momentum · m))
+
+    You et al., Large Batch Training of Convolutional Networks, 2017. Biases and norms (ndim ≤ 1) take the plain SGD step with neither
+    decay nor adaptation; so does a weight with ‖w‖ = 0 or ‖d‖ = 0 (without the factor). State kept: `momentum_buffer`.
+
+    Deviates from the paper as SimCLR's, MoCo v3's and SogCLR's code do: the norm is taken of the decayed gradient, not of the two
+    apart; and as torch's SGD does, the learning rate multiplies the momentum rather than what goes into it.
+
+    Args:
+        params: parameters or groups.
+        lr: learning rate.
+        momentum, nesterov: as in `torch.optim.SGD`.
+        weight_decay: ℓ2 penalty on parameters with ndim > 1.
+        trust: η, how much of its own norm a weight moves by at lr 1.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        nesterov: bool = False,
+    ) -> None:
+        check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust)
+        if nesterov and momentum == 0:
+            raise ValueError("`momentum` (=0) must be above 0 with `nesterov`")
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "nesterov": nesterov}
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            kernels = [param for param in params if param.ndim > 1]
+            others = [param for param in params if param.ndim <= 1]
+            if kernels:
+                grads = [param.grad for param in kernels]
+                self._move(kernels, _adapted(kernels, grads, group["weight_decay"], group["trust"]), group)
+            if others:
+                self._move(others, [param.grad for param in others], group)
+        return loss
+
+    def _move(self, params: list[Tensor], directions: list[Tensor], group: dict[str, Any]) -> None:
+        momentum = group["momentum"]
+        if momentum != 0:
+            for param in params:
+                if "momentum_buffer" not in self.state[param]:
+                    self.state[param]["momentum_buffer"] = torch.zeros_like(param)
+            buffers = [self.state[param]["momentum_buffer"] for param in params]
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, directions)
+            directions = list(torch._foreach_add(directions, buffers, alpha=momentum)) if group["nesterov"] else buffers
+        torch._foreach_add_(params, directions, alpha=-group["lr"])
+
+
+def _adapted(params: list[Tensor], grads: list[Tensor], weight_decay: float, trust: float) -> list[Tensor]:
+    """Decayed gradients, each scaled to `trust` times the norm of its weight."""
+    directions = list(torch._foreach_add(grads, params, alpha=weight_decay))
+    ratios = []
+    for own, moved in zip(torch._foreach_norm(params), torch._foreach_norm(directions), strict=True):
+        ratios.append(torch.where((own > 0) & (moved > 0), trust * own / moved, 1.0))
+    torch._foreach_mul_(directions, ratios)
+    return directions
+
+
+def check_not_negative(**values: float) -> None:
+    """Refuses negative arguments by their name."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"`{name}` (={value}) must not be negative")

@@ -1,0 +1,45 @@
+"""Images normalised by their own mean: 0 and 1 over the samples asked for, in both colour spaces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.views import Views
+from kinfolk.evaluation.normalisation import own_normalisation
+
+
+class Dark:
+    """Stands for prepared data whose colours are far from the usual ones; the last image is white."""
+
+    def __init__(self) -> None:
+        noise = torch.randint(0, 60, (21, 8, 8, 3), generator=torch.Generator().manual_seed(0))
+        noise[20] = 255
+        self.all = noise.to(torch.uint8)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        return self.all[ids]
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        return torch.ones(len(ids))
+
+
+@pytest.mark.parametrize("space", ["rgb", "lab"])
+def test_mean_and_deviation_of_the_samples(space: str) -> None:
+    data, ids = Dark(), torch.arange(20)
+    usual = Views("mild", 8, space=space)
+    views = own_normalisation(data, usual, ids, batch_size=7)
+    x = views.evaluate(data.pixels(ids), data.aspect(ids))
+    assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
+    assert x.std((0, 2, 3), correction=0).tolist() == pytest.approx([1, 1, 1], abs=1e-3)
+    assert {**views.config(), "mean": None, "std": None} == {**usual.config(), "mean": None, "std": None}
+
+
+def test_one_colour_is_not_divided_by_nothing() -> None:
+    data = Dark()
+    views = own_normalisation(data, Views("mild", 8), torch.tensor([20]))
+    assert views.evaluate(data.pixels(torch.tensor([20])), torch.ones(1)).abs().max() < 1e-4
