@@ -7,15 +7,15 @@ from torch import Tensor
 
 from kinfolk.detectors import Detector
 from kinfolk.kinship import Roles, select
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.pairs import Block
 
 
 def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:
-    """All views (sample-major) against all views; own candidates `LEFT_OUT`."""
+    """All views (sample-major) against all views; own candidates −inf."""
     z = torch.nn.functional.normalize(z, dim=1)
     row_ids = ids.repeat_interleave(num_views)
     own = row_ids.unsqueeze(1) == row_ids
-    return Block((z @ z.T).masked_fill(own, LEFT_OUT), ids, row_ids, num_views, (~own).sum(1))
+    return Block((z @ z.T).masked_fill(own, -torch.inf), ids, row_ids, num_views, (~own).sum(1))
 
 
 def random_block(seed: int, ids: list[int], num_views: int = 2, dtype: torch.dtype = torch.float32, dim: int = 4) -> Block:

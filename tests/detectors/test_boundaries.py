@@ -29,7 +29,7 @@ def batches(z: Tensor, size: int, epochs: int, seed: int = 0) -> list[Tensor]:
 
 def block_of(z: Tensor, ids: Tensor, columns: Tensor) -> Block:
     sim = (z[ids] @ z[columns].T).masked_fill(ids.unsqueeze(1) == columns, -torch.inf)
-    return Block(sim, ids, columns, 1, (sim > -torch.inf).sum(1))
+    return Block(sim, ids, columns, 1, (sim > -2).sum(1))
 
 
 def shares_below(z: Tensor, level: Tensor) -> Tensor:

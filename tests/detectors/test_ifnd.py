@@ -295,14 +295,6 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
             torch.testing.assert_close(value, alone[name], msg=f"{name} on rank {rank}")
 
 
-def test_blocks_share_the_sorted_labels() -> None:
-    detector, block = made(1.0), block_of(features(2), torch.arange(N))
-    detector.find(block)
-    first = detector._same_label._levels
-    detector.find(block)
-    assert detector._same_label._levels is first
-
-
 def test_one_number_of_clusters_is_one_level() -> None:
     assert IFND(20, num_clusters=5).num_clusters == (5,)
     with pytest.raises(ValueError, match=r"`features` \(=\(19, 3\)\) must have the shape \(20, features\)"):

@@ -24,7 +24,7 @@ def exact(block: Block, lower: float, upper: float) -> Shape:
     last_R = own_R + index(upper, n_R)
     if block.sim_RC.device.type == "cpu" and num_candidates > SMALL:
         return _by_cuts(block, first_R, last_R, lower > 0, upper < 1)
-    order_RC = block.sim_RC.sort(1, stable=True).indices
+    order_RC = block.sim_RC.sort(dim=1, stable=True).indices
     place_C = torch.arange(num_candidates, device=order_RC.device).expand_as(order_RC)
     rank_RC = torch.empty_like(order_RC).scatter_(1, order_RC, place_C)
     close = Mask(rank_RC >= last_R.unsqueeze(1)) if upper < 1 else None
