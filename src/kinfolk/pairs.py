@@ -15,6 +15,12 @@ LEFT_OUT = -1e30
 """The similarity of what is left out: its share in a softmax is 0, and a row of nothing else stays finite, where −inf would give NaN."""
 
 
+def require_integers(name: str, given: Tensor) -> None:
+    """Refuses ids or groups that are not integers: 0.5 would become 0, and float32 cannot tell numbers above 2²⁴ apart."""
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(f"`{name}` (={given.dtype}) must be whole numbers: give an integer tensor")
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Anchors, the candidates each of them is compared with, and the anchors' own positives.
@@ -56,6 +62,11 @@ class Pairs:
     collected: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("ids", "candidate_ids", "groups", "candidate_groups"):
+            given = getattr(self, name)
+            if given is not None:
+                require_integers(name, given)
+                object.__setattr__(self, name, given.to(torch.int64))  # as an index, uint8 would be a mask
         num_anchors, num_candidates = len(self.anchors), len(self.candidates)
         if num_anchors != len(self.ids) * self.num_views:
             raise ValueError(
@@ -126,6 +137,8 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
     """The SimCLR pattern on unit-norm embeddings: every view is an anchor, every view is a candidate, the other view is the positive."""
     if z1.shape != z2.shape or z1.ndim != 2:
         raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
+    if ids is not None:
+        require_integers("ids", ids)
     ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device, torch.int64)
     if ids.shape != z1.shape[:1]:
         raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")

@@ -58,6 +58,36 @@ def test_acceptance_is_exact(rate: float) -> None:
     assert int(got.sum()) == round(rate * 40)
 
 
+def test_equally_confident_samples_are_accepted_by_distance_not_in_data_set_order() -> None:
+    """A folder is sorted by class: by their numbers, the first classes would be accepted first."""
+    confidences, distances = torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0]), torch.tensor([9.0, 0.4, 0.3, 0.1, 0.2])
+    assert confidence.accepted(confidences, 0.6, distances).tolist() == [True, False, False, True, True]
+
+
+def test_distance_to_the_own_centroid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confidence, "_BLOCK_ELEMENTS", 20)
+    x, centroids, labels = clustered(3)
+    want = torch.cdist(x.double(), centroids.double()).gather(1, labels.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(confidence.centroid_distance(x, centroids, labels).double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_epochs", [2, 3, 200])
+def test_the_last_epoch_of_a_linear_schedule_has_the_final_rate(num_epochs: int) -> None:
+    last = confidence.last_clustering(1, num_epochs)
+    rates = [confidence.rate_at("linear", 0.8, epoch / num_epochs, last=last) for epoch in range(num_epochs)]
+    assert rates == pytest.approx([0.8 * epoch / (num_epochs - 1) for epoch in range(num_epochs)])
+    assert rates[-1] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("every", "num_epochs", "first", "want"),
+    [(20, 1000, 0, 980), (20, 21, 0, 20), (3, 6, 1, 4), (2, 7, 3, 5), (20, 20, 0, 20), (1, 1, 0, 1)],
+)
+def test_when_the_last_clustering_is(every: int, num_epochs: int, first: int, want: int) -> None:
+    """At the end of the training, where none but that before the first epoch is made earlier."""
+    assert confidence.last_clustering(every, num_epochs, first) == want / num_epochs
+
+
 def test_without_ties_the_least_accepted_is_above_the_most_refused() -> None:
     values = torch.randn(101, generator=torch.Generator().manual_seed(1))
     got = confidence.accepted(values, 0.4)

@@ -176,3 +176,16 @@ def test_what_is_wrong_is_named() -> None:
         Hierarchy(3, 3, merge_similarity=0.5).start(torch.tensor([[0, 1, 2], [0, 0, 1], [0, 1, 1]]))
     with pytest.raises(RuntimeError, match="use the same data set and levels"):
         Hierarchy(4, 2, merge_similarity=0.5).load_state_dict(hierarchy.state_dict())
+
+
+def test_an_update_in_mixed_precision_is_the_same() -> None:
+    labels, z = planted()
+    found = []
+    for enabled in (False, True):
+        hierarchy = Hierarchy(len(z), 3, merge_similarity=[0.8, 0.4], dim=z.shape[1])
+        hierarchy.start(torch.stack((labels[0], labels[0] // 2, labels[0] // 50)), z)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            run(hierarchy, z, steps=4, batch=48)
+        found.append(hierarchy.labels)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][1], labels[0] // 2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering import kmeans
+from kinfolk.clustering.kmeans import first_centroids
 from kinfolk.errors import KinfolkError
 
 THREADS = """
@@ -45,6 +46,26 @@ def test_well_separated_groups_are_found() -> None:
     assert (found.labels.dtype, found.centroids.shape) == (torch.int64, (3, 6))
     for cluster in range(3):
         torch.testing.assert_close(found.centroids[cluster], x[found.labels == cluster].mean(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "spread"), [(6, 0.2), (32, 1.0), (128, 1.5)])
+def test_twelve_groups_that_lie_apart_are_kept_apart(dim: int, spread: float) -> None:
+    """From centroids drawn uniformly, two groups share one and another group has two: a purity of 11/12."""
+    for seed in range(5):
+        x, truth = blobs(12, 250, dim, spread, seed)
+        labels = kmeans(x, 12, seed=seed).labels
+        counts = torch.zeros(12, 12).index_put_((labels, truth), torch.ones(()), accumulate=True)
+        assert counts.amax(1).sum() / len(x) >= 0.99
+
+
+@pytest.mark.parametrize("number", [5, 256, 257, 600])
+def test_first_centroids_are_distinct_samples(number: int) -> None:
+    x = torch.randn(700, 3, generator=torch.Generator().manual_seed(0))
+    drawn = first_centroids(x, number, torch.Generator().manual_seed(1))
+    assert len(drawn) == number
+    assert (torch.cdist(drawn.double(), x.double()).amin(1) == 0).all()
+    if number < 257:  # one at a time: none is drawn twice
+        assert len({tuple(row) for row in drawn.tolist()}) == number
 
 
 def test_every_sample_has_its_nearest_centroid() -> None:

@@ -49,6 +49,20 @@ def test_the_second_refresh_starts_from_the_first(warm: bool) -> None:
     assert torch.equal(clusters.labels[1], want.labels)
 
 
+def test_iterations_and_points_are_those_that_were_given() -> None:
+    clusters = made(iterations=1, warm_iterations=2, points_per_cluster=4)
+    clusters.refresh(features(0))
+    assert torch.equal(clusters.labels[1], kmeans(features(0), 9, seed=4, iterations=1, points_per_cluster=4).labels)
+    before = clusters.level(1).clone()
+    clusters.refresh(features(1))
+    want = kmeans(features(1), 9, seed=4, init=before, iterations=2, points_per_cluster=4)
+    assert torch.equal(clusters.level(1), want.centroids)
+    assert clusters.unusual == {"iterations": 1, "warm_iterations": 2, "points_per_cluster": 4}
+    for name in clusters.unusual:
+        with pytest.raises(ValueError, match=rf"`{name}` \(=0\) must be at least 1"):
+            made(**{name: 0})
+
+
 @pytest.mark.parametrize("dim", [4, None])
 def test_save_load_continue(dim: int | None) -> None:
     whole, fresh = made(dim=dim), made(dim=dim)

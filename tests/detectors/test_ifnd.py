@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import Action
-from kinfolk.detectors import IFND
+from kinfolk.detectors import IFND, StartAt
 from kinfolk.detectors.ifnd import usual_clusters
-from kinfolk.objectives import NTXent, SogCLR
+from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
 from kinfolk.pairs import Block, Pairs
 from tests.detectors.blocks import block_of, mask, random_block
 from tests.reference import ifnd, losses
@@ -90,6 +90,60 @@ def test_when_it_is_due() -> None:
     assert [epoch for epoch in range(10) if detector.due(epoch)] == [3, 6, 9]
     detector = made(None, schedule="constant")
     assert detector.due(0)
+
+
+@pytest.mark.parametrize(("every", "want"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (4, [4]), (7, [])])
+def test_the_last_epoch_is_trained_with_the_final_rate(every: int, want: list[int]) -> None:
+    detector = made(None, every=every, final_rate=0.9)
+    detector.set_progress(0, 7)
+    assert [epoch for epoch in range(7) if detector.due(epoch)] == want
+    assert [detector.rate(epoch / 7) for epoch in want[-1:]] == [0.9] * bool(want)
+    assert detector.rate(1.0) == 0.9
+    assert detector.refreshed_at_end
+    assert not made(None, final_rate=0.0).refreshed_at_end
+
+
+def test_the_confidence_has_the_temperature_of_the_loss() -> None:
+    """Equations 1 and 2 have one sim(·, ·)."""
+    z = torch.nn.functional.normalize(features(), dim=1)
+
+    def confidences(detector: IFND) -> Tensor:
+        detector.refresh(features(), 0.6)
+        return detector.confidence[1]
+
+    def want(detector: IFND, t: float) -> Tensor:
+        return torch.tensor(ifnd.confidence(z, detector.clusters.level(1), detector.clusters.labels[1].tolist(), t))
+
+    own, given, wrapped = made(None), made(None, temperature=0.7), made(None)
+    NTXent(0.05, own)
+    NTXent(0.05, given)
+    NTXent(0.05, StartAt(wrapped, epoch=1))
+    for detector, t in ((own, 0.05), (given, 0.7), (wrapped, 0.05)):
+        torch.testing.assert_close(confidences(detector), want(detector, t), rtol=1e-4, atol=1e-5)
+    both = CLIPLoss(0.03, detector=made(None))
+    assert [objective.detector.loss_temperature for objective in both.objectives] == [0.03, 0.03]  # type: ignore[union-attr]
+
+
+def test_equally_confident_labels_are_accepted_nearest_first() -> None:
+    """Of four clusters of two radii, all confidences of PCL tie in pairs at its cut; the numbers of the samples must not decide."""
+    g = torch.Generator().manual_seed(0)
+    centres = torch.eye(4).repeat_interleave(10, 0)
+    radius = torch.tensor([0.01, 0.3]).repeat_interleave(20)
+    x = torch.nn.functional.normalize(centres + radius.unsqueeze(1) * torch.randn(40, 4, generator=g), dim=1)
+    detector = IFND(40, 4, schedule="constant", final_rate=0.75, confidence="cluster")
+    detector.refresh(x, 0.0)
+    confidence, accepted = detector.confidence[0], detector.labels[0] < 4
+    tied = confidence == confidence[~accepted].max()
+    distance = (x - detector.clusters.level(0)[detector.clusters.labels[0]]).norm(dim=1)
+    assert (tied & accepted).any()
+    assert distance[tied & accepted].max() < distance[tied & ~accepted].min()
+
+
+def test_settings_of_kmeans_reach_it() -> None:
+    detector = made(None, iterations=3, warm_iterations=2, points_per_cluster=7)
+    clusters = detector.clusters
+    assert (clusters.iterations, clusters.warm_iterations, clusters.points_per_cluster) == (3, 2, 7)
+    assert "iterations=3, warm_iterations=2, points_per_cluster=7)" in repr(detector)
 
 
 def test_kin_are_those_of_the_same_accepted_label() -> None:

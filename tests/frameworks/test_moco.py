@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS
-from kinfolk.detectors import FNC, Detector, GloFND, Oracle
+from kinfolk.detectors import FNC, IFND, Detector, GloFND, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import MoCo
 from tests.reference import detection, queues
@@ -24,6 +24,22 @@ def made(queue_size: int = 16, momentum: float = 0.9, **more: Any) -> MoCo:
     torch.manual_seed(0)
     encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
     return MoCo(encoder, head, NUM_SAMPLES, queue_size, momentum, T, **more).double()
+
+
+@pytest.mark.parametrize("which", ["query", "momentum"])
+def test_who_embeds_the_samples_for_a_clustering_is_a_choice(which: Any) -> None:
+    framework, (views, _) = made(cluster_encoder=which, detector=IFND(NUM_SAMPLES, 4)), batch(0)
+    with torch.no_grad():
+        for parameter in framework.encoder.parameters():
+            parameter.add_(0.5)
+    model: Any = framework.refresh_model
+    encoder = framework.encoder if which == "query" else framework.slow.encoder
+    head = framework.head if which == "query" else framework.slow.head
+    assert torch.equal(model.features(views[0]), encoder(views[0]))
+    assert torch.equal(model.embed(views[0]), F.normalize(head(encoder(views[0])), dim=1))
+    assert not torch.equal(encoder(views[0]), (framework.slow.encoder if which == "query" else framework.encoder)(views[0]))
+    with pytest.raises(ValueError, match=r"`cluster_encoder` \(='key'\) must be one of query, momentum"):
+        made(cluster_encoder="key")
 
 
 def batch(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:

@@ -114,7 +114,7 @@ def test_only_accepted_samples_have_a_prototype(confidence: Any) -> None:
     framework = made(queue_size=0, schedule="linear", final_rate=0.8, confidence=confidence)
     framework.refresh(embeddings(), 0.5)
     accepted, labels = framework.prototypes.accepted, framework.prototypes.labels
-    assert accepted.sum(1).tolist() == [16, 16]
+    assert accepted.sum(1).tolist() == [21, 21]  # 0.8 · 2/3 of 40: half of four epochs are two of the three that it grows in
     for level in range(2):
         rest = labels[level][~accepted[level]]
         assert len(set(rest.tolist())) == len(rest), "each alone"
@@ -130,6 +130,19 @@ def test_only_accepted_samples_have_a_prototype(confidence: Any) -> None:
         unit = nn.functional.normalize(framework.prototypes.clusters.level(0), dim=1)
         share = (embeddings() @ unit.T / T).softmax(1).max(1).values
         assert share[accepted[0]].min() >= share[~accepted[0]].max() - 1e-6
+
+
+def test_the_last_clustering_of_a_linear_schedule_has_the_final_rate() -> None:
+    framework = made(warmup_epochs=1, every=3, schedule="linear", final_rate=0.8)
+    framework.set_progress(4, 6)
+    assert [epoch for epoch in range(6) if framework.due(epoch)] == [1, 4]
+    framework.refresh(embeddings(), 4 / 6)
+    assert framework.prototypes.accepted.sum(1).tolist() == [32, 32]
+
+
+def test_settings_of_kmeans_reach_it() -> None:
+    clusters = made(iterations=3, warm_iterations=2, points_per_cluster=7).prototypes.clusters
+    assert (clusters.iterations, clusters.warm_iterations, clusters.points_per_cluster) == (3, 2, 7)
 
 
 def test_drawn_prototypes_are_new_at_every_step_and_the_same_on_resume() -> None:

@@ -68,3 +68,11 @@ def test_chance_is_a_function_of_seed_count_and_place() -> None:
     other = Chance()
     other.load_state_dict(one.state_dict())
     assert torch.equal(other.rows(6, device), one.rows(6, device))
+
+
+def test_the_nearest_in_mixed_precision_is_the_nearest() -> None:
+    keys, support = (F.normalize(torch.randn(size, 16, generator=torch.Generator().manual_seed(size)), dim=1) for size in (64, 4096))
+    ids, others = torch.arange(64), torch.arange(4096) + 64
+    plain = retrieval.nearest(keys, ids, support, others)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(retrieval.nearest(keys, ids, support, others), plain)

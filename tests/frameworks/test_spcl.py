@@ -27,7 +27,7 @@ N, T, SIZES = 40, 0.3, (3, 5)
 LABELS = torch.arange(N) % 4
 
 
-def made(num_clusters: tuple[int, ...] | None = (6, 3), seed: int = 0, **more: Any) -> SPCL:
+def made(num_clusters: int | tuple[int, ...] | None = (6, 3), seed: int = 0, **more: Any) -> SPCL:
     torch.manual_seed(seed)
     encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 10), nn.LayerNorm(10), nn.ReLU()), nn.Linear(10, 5)
     return SPCL(encoder, head, N, num_clusters, temperature=T, **more).double()
@@ -147,6 +147,33 @@ def test_the_classifier_is_as_wide_as_there_are_prototypes() -> None:
     defaults = SPCL(nn.Linear(12, 10), nn.Linear(10, 5), 50_000)
     assert defaults.assigned.clusters is not None
     assert defaults.assigned.clusters.num_clusters == (510,)
+
+
+def test_one_number_of_clusters_is_one_level() -> None:
+    framework = made(5)
+    assert framework.assigned.num_prototypes == (5,)
+    framework.refresh(features(), 0.0)
+    assert framework(*batch(0)).isfinite()
+
+
+def test_settings_of_kmeans_reach_it() -> None:
+    clusters = made(iterations=3, warm_iterations=2, points_per_cluster=7).assigned.clusters
+    assert clusters is not None
+    assert (clusters.iterations, clusters.warm_iterations, clusters.points_per_cluster) == (3, 2, 7)
+
+
+def test_after_the_last_epoch_a_detector_sees_embeddings_and_the_heads_stay() -> None:
+    detector = IFND(N, 4)
+    framework = made(detector=detector)
+    framework.set_progress(2, 3)
+    before = copy.deepcopy(framework.head.state_dict())
+    framework.finish(features())
+    want = IFND(N, 4)
+    want.refresh(F.normalize(framework.head(features()), dim=1).detach(), 1.0)
+    assert torch.equal(detector.labels, want.labels)
+    assert all(torch.equal(value, before[name]) for name, value in framework.head.state_dict().items())
+    assert framework.assigned.clusters is not None
+    assert not framework.assigned.clusters.refreshed
 
 
 def test_true_prototypes() -> None:

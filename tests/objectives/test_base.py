@@ -1,17 +1,69 @@
-"""Known positives of all samples: never negatives, in the batch and in a queue, whatever the framework."""
+"""What all objectives share: which ids they take, whose temperature counts, and known positives, which are never negatives."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kinfolk.detectors import Oracle
 from kinfolk.frameworks import MoCo
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import CLIPLoss, LocalAggregation, NTXent, Objective, RelativeContrast, SogCLR
 from kinfolk.pairs import Pairs, two_views
+from tests.scripted import Scripted, same_class
+
+LOSSES: dict[str, Objective] = {
+    "ntxent": NTXent(0.2),
+    "sogclr": SogCLR(8, 0.2),
+    "relative": RelativeContrast(0.2),
+    "la": LocalAggregation(0.2),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64])
+def test_ids_that_are_no_integers_are_refused(name: str, dtype: torch.dtype) -> None:
+    """0.5 would become 0, and in float32 the ids 2²⁴ and 2²⁴ + 1 are one."""
+    z, ids = F.normalize(torch.randn(2, 4), dim=1), torch.tensor([0, 1])
+    message = rf"`ids` \(={dtype}\) must be whole numbers: give an integer tensor"
+    with pytest.raises(ValueError, match=message):
+        LOSSES[name](z, z, ids.to(dtype))
+    with pytest.raises(ValueError, match=message):
+        LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids.to(dtype), ids))
+    with pytest.raises(ValueError, match=rf"`candidate_ids` \(={dtype}\) must be whole numbers"):
+        LOSSES[name].on(Pairs(z, z, z.unsqueeze(1), ids, ids.to(dtype)))
+    with pytest.raises(ValueError, match=message):
+        CLIPLoss()(z, z, ids.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_ids_of_any_integer_type_are_the_same_ids(dtype: torch.dtype) -> None:
+    z, ids = torch.randn(4, 5), torch.tensor([3, 1, 0, 3])
+    loss_fn = NTXent(0.2, Oracle(torch.tensor([0, 1, 1, 0])))
+    assert torch.equal(loss_fn(z, -z, ids.to(dtype)), loss_fn(z, -z, ids))
+    given = [Pairs(z, z, -z.unsqueeze(1), each, each) for each in (ids.to(dtype), ids)]
+    assert torch.equal(loss_fn.on(given[0]), loss_fn.on(given[1]))
+
+
+@pytest.mark.parametrize("name", ["ntxent", "relative", "la"])
+@pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
+def test_a_given_temperature_replaces_the_own_everywhere(name: str, action: Any) -> None:
+    kind = type(LOSSES[name])
+    g = torch.Generator().manual_seed(0)
+    z, queue, keys = (torch.randn(*shape, 5, generator=g, dtype=torch.float64) for shape in ((4,), (9,), (4, 2)))
+    degree = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(4, 2) if name == "relative" else None
+    pairs = Pairs(z.requires_grad_(), queue.requires_grad_(), keys, torch.arange(4), torch.arange(9) + 2, degree=degree)
+    given = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    own, other = (kind(t, Scripted(same_class(3)), action, block_rows=3) for t in (0.3, 0.9))
+    torch.testing.assert_close(other.on(pairs, given), own.on(pairs))
+    assert torch.autograd.gradcheck(
+        lambda *inputs: other.on(replace(pairs, anchors=inputs[0], candidates=inputs[1]), inputs[2]), (z, queue, given)
+    )
+
 
 GROUPS = torch.tensor([0, 0, 2, 3, 2, 5, 0, 7])
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +28,11 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
 @pytest.mark.parametrize("action", [None, *ACTIONS])
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_value_gradient_and_state_equal_the_equations(action: Action | None, epsilon: float, grouped: bool) -> None:
+@pytest.mark.parametrize("by_t", ["released", "exact"])
+def test_value_gradient_and_state_equal_the_equations(action: Action | None, epsilon: float, grouped: bool, by_t: Any) -> None:
     detector = None if action is None else Scripted(same_class(4))
-    loss_fn = FastCLIP(10, 0.3, 1.5, 0.7, None, epsilon, detector=detector, action=action or "eliminate", kin_weight=0.25).double()
+    chosen: dict[str, Any] = {"detector": detector, "action": action or "eliminate", "kin_weight": 0.25, "temperature_gradient": by_t}
+    loss_fn = FastCLIP(10, 0.3, 1.5, 0.7, None, epsilon, **chosen).double()
     factor, (scale,) = {None: 0.0, "reweight": 0.75}.get(action, 1.0), loss_fn.temperature_parameters()
     u: bimodal.Averages = [{}, {}]
     for seed, ids in enumerate(BATCHES):
@@ -41,7 +44,7 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, eps
             return factor * (ids[i] % 4 == ids[j] % 4)
 
         value, surrogate, new, _ = bimodal.fastclip(
-            images, texts, ids, keys, u, torch.exp(-scale), 0.7, 1.5, epsilon, kinship, action or "eliminate"
+            images, texts, ids, keys, u, torch.exp(-scale), 0.7, 1.5, epsilon, kinship, action or "eliminate", by_t == "released"
         )
         loss = loss_fn(images, texts, tensor, groups)
         assert loss.item() == pytest.approx(value, rel=1e-6)
@@ -81,7 +84,8 @@ def test_individual_temperatures_equal_the_rule() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_gradcheck_by_features_and_temperature(action: Action) -> None:
     images, texts, ids = batch(0, [0, 1, 2, 3, 4])
-    loss_fn = FastCLIP(5, 0.4, 2.0, 1.0, None, 0.3, detector=Scripted(same_class(3)), action=action).double().eval()
+    loss_fn = FastCLIP(5, 0.4, 2.0, 1.0, None, 0.3, detector=Scripted(same_class(3)), action=action, temperature_gradient="exact")
+    loss_fn = loss_fn.double().eval()
 
     def at(scale: Tensor, *features: Tensor) -> Tensor:
         loss: Tensor = torch.func.functional_call(loss_fn, {"learned.logit_scale": scale}, (*features, ids))
@@ -108,7 +112,7 @@ def test_the_temperature_settles_where_rho_says() -> None:
     images, texts, ids = batch(0, list(range(40)), 8)
     found = []
     for rho in (0.3, 0.9):
-        loss_fn = FastCLIP(40, 0.3, rho, 1.0, None, 0.0)
+        loss_fn = FastCLIP(40, 0.3, rho, 1.0, None, 0.0, temperature_gradient="exact")
         optimizer = torch.optim.Adam([{"params": loss_fn.temperature_parameters(), "lr": 0.05}])
         for _ in range(80):
             optimizer.zero_grad()
@@ -123,6 +127,29 @@ def test_the_temperature_settles_where_rho_says() -> None:
         assert divergence == pytest.approx(rho, rel=0.05)
         found.append(t)
     assert found[1] < found[0]
+
+
+def test_only_the_released_gradient_keeps_the_temperature_up_before_anything_is_learned() -> None:
+    """With the exact one and fewer than exp(ρ) negatives it falls to its floor."""
+    images, texts, ids = batch(0, list(range(64)), 16)
+    found = {}
+    for by_t in ("exact", "released"):
+        loss_fn = FastCLIP(64, 0.07, 6.5, 1.0, None, temperature_gradient=by_t)
+        optimizer = torch.optim.Adam([{"params": loss_fn.temperature_parameters(), "lr": 0.05}])
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss_fn(images.detach(), texts.detach(), ids).backward()
+            optimizer.step()
+        found[by_t] = loss_fn.temperature
+    assert found["exact"] < 0.011
+    assert found["released"] > 0.04
+
+
+def test_individual_temperatures_have_the_exact_gradient_in_both() -> None:
+    one, other = (FastCLIP(10, individual_lr=0.01, temperature_gradient=by_t) for by_t in ("released", "exact"))
+    for seed, ids in enumerate(BATCHES):
+        assert torch.equal(one(*batch(seed, ids)), other(*batch(seed, ids)))
+    assert torch.equal(one.image.temperatures, other.image.temperatures)
 
 
 def test_the_rate_of_the_temperature_falls_to_a_third_below_three_hundredths() -> None:
@@ -198,3 +225,6 @@ def test_bad_input_and_repr() -> None:
         FastCLIP(4, min_temperature=0)
     shown = "FastCLIP(num_samples=4, temperature=0.07, rho=6.5, epsilon=1e-14, gamma=0.2, decay_epochs=18, min_temperature=0.01)"
     assert repr(FastCLIP(4)) == shown
+    assert repr(FastCLIP(4, temperature_gradient="exact")) == shown[:-1] + ", temperature_gradient='exact')"
+    with pytest.raises(ValueError, match=r"`temperature_gradient` \(='twice'\) must be one of released, exact"):
+        FastCLIP(4, temperature_gradient="twice")  # type: ignore[arg-type]

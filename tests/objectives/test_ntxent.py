@@ -45,6 +45,35 @@ def test_equals_the_equation_with_kin(action: Action, block_rows: int | None) ->
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("block_rows", [None, 4])
+@pytest.mark.parametrize("by_level", [False, True])
+def test_what_is_kept_can_stand_for_what_is_eliminated(block_rows: int | None, by_level: bool) -> None:
+    """As the published code of GloFND for SimCLR scales it; with kin as places, and as a level."""
+    z1, z2 = views()
+    z = torch.nn.functional.normalize(torch.cat((z1, z2)).detach(), dim=1)
+    kinship = lambda i, j: float(z[i] @ z[j] > 0.2 if by_level else i % 7 % 3 == j % 7 % 3)  # noqa: E731
+    say = (lambda row, col: Roles(kin_above_R=torch.full((len(row),), 0.2))) if by_level else same_class(3)
+    ours = NTXent(0.3, Scripted(say), rescale_kept=True, block_rows=block_rows)(z1, z2)
+    slow = losses.ntxent(z1, z2, 0.3, kinship, rescale=True)
+    torch.testing.assert_close(ours, slow)
+    assert ours > losses.ntxent(z1, z2, 0.3, kinship)
+    for a, b in zip(gradients(ours, z1, z2), gradients(slow, z1, z2), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_nothing_eliminated_is_not_rescaled_and_all_but_one_stays_finite() -> None:
+    z1, z2 = views()
+    assert torch.equal(NTXent(0.3, rescale_kept=True)(z1, z2), NTXent(0.3)(z1, z2))
+    inputs = (z1, z2)
+    rescaled = NTXent(0.3, Scripted(everybody), rescale_kept=True)
+    assert torch.autograd.gradcheck(lambda a, b: rescaled(a, b), inputs)
+    alone = NTXent(0.3, Scripted(everybody), rescale_kept=True)(z1[:1], z2[:1])
+    assert alone == 0, "there are no negatives"
+    with pytest.raises(ValueError, match=r"`rescale_kept` \(=True\) must be False with `action` \(='attract'\)"):
+        NTXent(0.3, Scripted(everybody), "attract", rescale_kept=True)
+    assert "rescale_kept=True" in repr(rescaled)
+
+
 def test_the_same_class_attracted_is_supcon() -> None:
     z1, z2 = views(9)
     labels = torch.arange(9) % 3

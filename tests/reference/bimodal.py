@@ -100,9 +100,11 @@ def fastclip(
     epsilon: float,
     kinship: Kinship = nobody,
     action: str = "eliminate",
+    released: bool = False,
 ) -> tuple[float, Tensor, Averages, list[dict[int, float]]]:
     """The value, a surrogate with the estimator's gradient (also by t, where that is one for all), the new u, and the gradient by each
-    sample's own temperature: log(ε + u) + t / (ε + u) · ∂g/∂t + ρ."""
+    sample's own temperature: log(ε + u) + t / (ε + u) · ∂g/∂t + ρ. With `released` the surrogate is that of the published code: ĝ once
+    with the candidates held and once with the anchors and the positive held, the temperature never, so that ∂ĝ/∂t is in it twice."""
     value, surrogate = 0.0, torch.zeros((), dtype=images.dtype)
     new: Averages = [{}, {}]
     by_t: list[dict[int, float]] = [{}, {}]
@@ -117,6 +119,15 @@ def fastclip(
             new[side][ids[i]] = mixed
             held = mine.detach()
             value += (held.item() * math.log(epsilon + mixed) + rho * held.item()) / (2 * len(ids))
+            if released:
+                parts = [
+                    sum((w * torch.exp((a @ c[j] - p) / mine) for w, j in negatives), torch.zeros(()))
+                    for a, c, p in (
+                        (anchor, [z.detach() for z in candidates], pull),
+                        (anchor.detach(), candidates, pull.detach()),
+                    )
+                ]
+                g = (parts[0] + parts[1]) / sum(w for w, _ in negatives)
             row = held / (epsilon + mixed) * g + mine * math.log(epsilon + mixed) + rho * mine
             surrogate = surrogate + row / (2 * len(ids))
             by_t[side][ids[i]] = torch.autograd.grad(row, mine, retain_graph=True)[0].item()

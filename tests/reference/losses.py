@@ -16,8 +16,9 @@ def nobody(i: int, j: int) -> float:
     return 0.0
 
 
-def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = nobody, action: str = "eliminate") -> Tensor:
-    """Mean over 2B anchors. `reweight`: the factor of a pair is 1 − kinship."""
+def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = nobody, action: str = "eliminate", rescale: bool = False) -> Tensor:
+    """Mean over 2B anchors. `reweight`: the factor of a pair is 1 − kinship. `rescale`: as in GloFND's published code for SimCLR, the sum
+    over the kept negatives is divided by their number and multiplied by 2(B − 1)."""
     z = [v / v.norm() for v in [*z1, *z2]]
     n = len(z1)
     losses = []
@@ -25,6 +26,7 @@ def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = nobody, action: 
         own = (i + n) % (2 * n)
         positives = [own]
         denominator = torch.exp(z[i] @ z[own] / t)
+        kept = sum(1 for j in range(2 * n) if j not in (i, own) and not kinship(i, j))
         for j in range(2 * n):
             if j in (i, own):
                 continue
@@ -35,7 +37,7 @@ def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = nobody, action: 
                     positives.append(j)
             else:
                 factor = 1.0 - kin
-            denominator = denominator + factor * torch.exp(z[i] @ z[j] / t)
+            denominator = denominator + factor * torch.exp(z[i] @ z[j] / t) * (2 * (n - 1) / kept if rescale else 1)
         terms = [-torch.log(torch.exp(z[i] @ z[p] / t) / denominator) for p in positives]
         losses.append(sum(terms, torch.zeros(())) / len(positives))
     return torch.stack(losses).mean()

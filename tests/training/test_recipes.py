@@ -94,7 +94,14 @@ def test_the_paper_s_settings() -> None:
         ("sogclr-clip", {"temperature": 0.03, "gamma": 0.2, "decay_epochs": 18}, {"alpha": 0.0005, "start_epoch": 15}),
         (
             "fastclip",
-            {"temperature": 0.07, "gamma": 0.2, "decay_epochs": 18, "rho": 6.5, "temperature_lr": 0.0002},
+            {
+                "temperature": 0.07,
+                "gamma": 0.2,
+                "decay_epochs": 18,
+                "rho": 6.5,
+                "temperature_lr": 0.0002,
+                "temperature_gradient": "released",
+            },
             {"alpha": 0.001, "start_epoch": 20},
         ),
     ],
@@ -110,6 +117,20 @@ def test_the_paper_s_settings_of_image_and_text(name: str, framework: dict[str, 
         optimizer = recipe.optimizer
         assert (optimizer.name, optimizer.lr, optimizer.weight_decay, list(optimizer.betas)) == ("adamw", 0.001, 0.1, [0.9, 0.999])
         assert round(optimizer.warmup_epochs * (2_723_840 // 1024)) == pytest.approx(10_000, rel=0.001)
+
+
+def test_what_the_papers_code_has_and_their_equations_do_not() -> None:
+    assert load_recipe("simclr-glofnd-imagenet100").framework["rescale_kept"] is True
+    for name in ("simclr-ifnd-cifar100", "moco-ifnd-imagenet"):
+        detector = load_recipe(name).detector
+        assert (detector["space"], detector["warm_start"], detector["iterations"], detector["points_per_cluster"]) == (
+            "features",
+            False,
+            20,
+            1000,
+        )
+        assert "temperature" not in detector, "that of the loss"
+    assert load_recipe("moco-ifnd-imagenet").framework["cluster_encoder"] == "momentum"
 
 
 def test_the_paper_s_fine_tuning() -> None:

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from kinfolk.data.images import ImageData
 from kinfolk.detectors import IFND, GloFND
+from kinfolk.evaluation.clusters import label_nmi
 from kinfolk.evaluation.embed import embed
 from kinfolk.evaluation.embed_parts import embed_in_parts
 from kinfolk.frameworks.base import Framework
 from kinfolk.training import keeper, refresh
 from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.flagged import trained
 from kinfolk.training.journal import Journal
+from kinfolk.training.opened import open_run
 from kinfolk.training.progress import ProgressBar
 from kinfolk.training.run import Run
 from kinfolk.training.train import train
@@ -82,7 +85,8 @@ def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypat
         before = {name: value.clone() for name, value in framework.state_dict().items()}
         found = original(framework, data, views, number, **options)
         assert number == data.num_train < len(data), "the test pictures are left alone"
-        assert torch.equal(found, embed(framework, data, views, torch.arange(number), projected=options["projected"]))
+        alike = {name: options[name] for name in ("autocast", "projected")}
+        assert torch.equal(found, embed(framework, data, views, torch.arange(number), **alike))
         assert framework.encoder.training
         assert all(torch.equal(value, before[name]) for name, value in framework.state_dict().items())
         return found
@@ -96,8 +100,39 @@ def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypat
     for space, size in (("projected", 16), ("features", 64)):
         seen.clear()
         train(**training(tmp_path / space, method="simclr+ifnd", settings={"detector.space": space}))
-        assert [(epoch, progress) for epoch, _, progress in seen] == [(1, 1 / 3), (2, 2 / 3)]
+        assert [(epoch, progress) for epoch, _, progress in seen] == [(1, 1 / 3), (2, 2 / 3), (2, 1.0)]
         assert all(features.shape[1] == size for _, features, _ in seen)
+
+
+def test_the_last_clustering_is_of_the_finished_encoder(whole: dict[str, Run]) -> None:
+    """It is in the checkpoint and in the last line of the journal, and has all labels."""
+    run = whole["pass"]
+    opened = open_run(run.path)
+    data = opened.data()
+    framework = trained(opened.config, run, data)
+    (detector,) = framework.detectors
+    assert isinstance(detector, IFND)
+    found = embed(framework, data, opened.views(), torch.arange(data.num_train), projected=True)
+    distance = torch.cdist(found, detector.clusters.level(0))
+    assert (distance.argmin(1) == detector.clusters.labels[0]).float().mean() > 0.99
+    assert (detector.labels < torch.tensor([[8], [20]])).all()
+    assert data.labels is not None
+    assert run.epochs()[-1]["nmi"] == pytest.approx(label_nmi(detector.clusters.labels[0], data.labels[: data.num_train]))
+
+
+@pytest.mark.parametrize("which", ["query", "momentum"])
+def test_moco_clusters_what_the_chosen_encoder_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    models: list[Any] = []
+
+    def embedded(model: Any, *others: Any, **options: Any) -> Tensor:
+        models.append(type(model).__name__)
+        return original(model, *others, **options)
+
+    original = embed_in_parts
+    monkeypatch.setattr(refresh, "embed_in_parts", embedded)
+    settings = {**CLUSTERED["settings"], "framework.queue_size": 600, "framework.cluster_encoder": which}
+    train(**training(tmp_path / which, method="moco+ifnd", epochs=2, settings=settings))
+    assert set(models) == {"MoCo" if which == "query" else "MomentumCopy"}
 
 
 def test_features_that_are_known_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,25 @@ def check_acceptance(schedule: Schedule, final_rate: float, confidence: Confiden
             raise ValueError(f"`{name}` (={share}) must be in [0, 1]")
 
 
-def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0) -> float:
+def rate_at(schedule: Schedule, final_rate: float, progress: float, step_at: float = 0.0, last: float = 1.0) -> float:
     """The share of samples that is accepted after the share `progress` of the training: `final_rate` from the beginning (constant), from
-    `step_at` on (step), or as much of it as there is progress (linear)."""
-    share = {"linear": min(max(progress, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
+    `step_at` on (step), or growing with the progress from 0 to `final_rate` at the progress `last` (linear).
+
+    `last` is that of the last clustering before an epoch, see `last_clustering`: the epochs after it are trained with the final rate.
+
+    Example:
+        >>> [round(rate_at("linear", 1.0, epoch / 5, last=last_clustering(1, 5)), 2) for epoch in range(6)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    share = {"linear": min(max(progress / last, 0.0), 1.0), "step": float(progress >= step_at), "constant": 1.0}[schedule]
     return final_rate * share
+
+
+def last_clustering(every: int, num_epochs: int, first: int = 0) -> float:
+    """The progress at which the last of the clusterings before the epochs `first`, `first` + `every`, … is made; 1 where there is none but
+    that before the epoch 0."""
+    last = first + (num_epochs - 1 - first) // every * every
+    return last / num_epochs if last > 0 else 1.0
 
 
 def sample_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, temperature: float) -> Tensor:
@@ -55,9 +69,21 @@ def cluster_confidence(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tens
     return concentration(features_ND, labels_N, centroids_KD, clip=0.1)[labels_N].reciprocal()
 
 
-def accepted(confidence_N: Tensor, rate: float) -> Tensor:
-    """(N,) True for exactly round(rate · N) samples, the most confident; of equal ones, those with the lower numbers."""
+def accepted(confidence_N: Tensor, rate: float, distance_N: Tensor | None = None) -> Tensor:
+    """(N,) True for exactly round(rate · N) samples, the most confident; of equally confident ones, those with the least `distance_N`.
+
+    Confidences of clusters are equal for all samples of a cluster, and at the cut of `concentration` for several clusters. Samples are
+    often sorted by class, so without the distances the first classes would be accepted first.
+    """
     count = round(rate * len(confidence_N))
+    order_N = torch.arange(len(confidence_N), device=confidence_N.device) if distance_N is None else distance_N.argsort(stable=True)
     accepted_N = torch.zeros_like(confidence_N, dtype=torch.bool)
-    accepted_N[confidence_N.argsort(descending=True, stable=True)[:count]] = True
+    accepted_N[order_N[confidence_N[order_N].argsort(descending=True, stable=True)[:count]]] = True
     return accepted_N
+
+
+def centroid_distance(features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor) -> Tensor:
+    """(N,) ‖v_i − c_{y_i}‖: how far each sample is from the centroid of its cluster."""
+    rows = max(1, _BLOCK_ELEMENTS // max(1, features_ND.shape[1]))
+    parts = zip(torch.split(features_ND, rows), torch.split(labels_N, rows), strict=True)
+    return torch.cat([torch.linalg.vector_norm(features_RD - centroids_KD[labels_R], dim=1) for features_RD, labels_R in parts])

@@ -125,10 +125,11 @@ class Hierarchy(nn.Module):
         total_UD = rows_BD.new_zeros(len(ids_U), rows_BD.shape[1]).index_add_(0, inverse, rows_BD)
         mean_UD = F.normalize(total_UD, dim=1).lerp(self.tree.features[ids_U].to(total_UD), self.feature_momentum)
         self.tree.write(ids_U, F.normalize(mean_UD, dim=1).to(self.tree.features.dtype))
-        for level in range(1, self.levels):
-            touched = torch.unique(self.labels_of(ids_U)[level - 1])
-            limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
-            self.tree.move(level, refine(self.tree.at(level), touched, limits))
+        with torch.autocast(ids_U.device.type, enabled=False):  # sums of features are exact in mixed precision too
+            for level in range(1, self.levels):
+                touched = torch.unique(self.labels_of(ids_U)[level - 1])
+                limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
+                self.tree.move(level, refine(self.tree.at(level), touched, limits))
 
     def __repr__(self) -> str:
         how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"

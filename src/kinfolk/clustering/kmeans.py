@@ -1,10 +1,13 @@
 """k-means by faiss: on the GPU where faiss sees one, otherwise on the CPU with as many threads as torch has.
 
-Dimension key: N samples, F features, K clusters.
+The first centroids are drawn by k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, SODA 2007.
+
+Dimension key: N samples, F features, K clusters, S samples that centroids are drawn from, M centroids drawn at a time, T trials.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
+
+_ROUNDS, _TRIALS = 256, 16
+"""Draws of k-means++, and samples tried in each: twelve groups whose members are half as far apart as the groups are still found."""
+_BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ def kmeans(
         features: (N, F), any device and type.
         num_clusters: K, below N.
         seed: of the first centroids and of the samples that are drawn.
-        init: (K, F) centroids to start from (a warm start); None: K samples drawn at random.
+        init: (K, F) centroids to start from (a warm start); None: K samples drawn by k-means++, see `first_centroids`.
         iterations: of Lloyd's algorithm.
         spherical: centroids of unit norm, and samples assigned by the inner product. For features of unit norm.
         points_per_cluster: centroids are learned from at most so many samples per cluster, drawn at random; all are labelled.
@@ -62,7 +69,11 @@ def kmeans(
     import faiss  # here: `import kinfolk` needs only torch
 
     rows_NF = features.detach().to("cpu", torch.float32).contiguous()
-    start_KF = None if init is None else init.detach().to("cpu", torch.float32).contiguous().numpy()
+    start_KF = init
+    if start_KF is None:
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        start_KF = first_centroids(_drawn(features.detach().float(), num_clusters * points_per_cluster, generator), num_clusters, generator)
+    start_KF = start_KF.detach().to("cpu", torch.float32).contiguous()
     with _threads(faiss):
         lloyd = faiss.Kmeans(
             rows_NF.shape[1],
@@ -74,12 +85,61 @@ def kmeans(
             min_points_per_centroid=1,  # faiss prints a warning below it
             max_points_per_centroid=points_per_cluster,
         )
-        lloyd.train(rows_NF.numpy(), init_centroids=start_KF)
+        lloyd.train(rows_NF.numpy(), init_centroids=start_KF.numpy())
         _, nearest = lloyd.index.search(rows_NF.numpy(), 1)
         assert lloyd.centroids is not None
     labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.from_numpy(lloyd.centroids.copy())
     _repair(rows_NF, labels_N, centroids_KF, spherical)
     return Clusters(labels_N, centroids_KF)
+
+
+def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
+    """(K, F) of the (S, F) `features`, drawn by k-means++: each with a probability in proportion to its squared distance from the nearest
+    centroid drawn before, so that groups that lie apart have one each.
+
+    Of 16 samples drawn that way, the one that leaves the smallest sum of squared distances is taken. Above 256 clusters several
+    centroids are drawn at a time, without such trials: all distances then cost as much as one iteration of Lloyd's algorithm.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.1], [9.0], [9.1], [-9.0], [-9.1]])
+        >>> first_centroids(x, 3, torch.Generator().manual_seed(0)).round().flatten().sort().values
+        tensor([-9.,  0.,  9.])
+    """
+    step = math.ceil(num_clusters / _ROUNDS)
+    trials = _TRIALS if step == 1 else 1
+    square_S = features.square().sum(1)
+    chosen = torch.randint(len(features), (1,), generator=generator).to(features.device)
+    nearest_S = _nearest(features, square_S, chosen.view(1, 1), torch.full_like(square_S, torch.inf))[0]
+    while len(chosen) < num_clusters:
+        number = min(step, num_clusters - len(chosen))
+        total_S = nearest_S.double().cumsum(0)
+        uniform_TM = torch.rand(trials, number, generator=generator, dtype=torch.float64).to(features.device)
+        drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True).clamp_(max=len(features) - 1)
+        nearest_TS = _nearest(features, square_S, drawn_TM, nearest_S)
+        best = int(nearest_TS.double().sum(1).argmin())
+        chosen, nearest_S = torch.cat((chosen, drawn_TM[best])), nearest_TS[best]
+    return features[chosen]
+
+
+def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Tensor) -> Tensor:
+    """(T, S) squared distance of each sample from the nearest of the M samples drawn in a trial, or `nearest_S` where that is less."""
+    centroids_KF, trials = features[drawn_TM.flatten()], len(drawn_TM)
+    nearest_TS = nearest_S.repeat(trials, 1)
+    rows = max(1, _BLOCK_ELEMENTS // len(centroids_KF))
+    for first in range(0, len(features), rows):
+        part = slice(first, first + rows)
+        square_KR = torch.addmm(square_S[part], centroids_KF, features[part].T, alpha=-2).add_(square_S[drawn_TM.flatten()].unsqueeze(1))
+        least_TR = square_KR.view(trials, drawn_TM.shape[1], -1).amin(1).clamp_(min=0)
+        nearest_TS[:, part] = torch.minimum(nearest_TS[:, part], least_TR)
+    nearest_TS.scatter_(1, drawn_TM, 0.0)  # exactly, so that no sample is drawn twice while others are left
+    return nearest_TS
+
+
+def _drawn(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """At most so many of the rows, at random."""
+    if len(features) <= most:
+        return features
+    return features[torch.randperm(len(features), generator=generator)[:most].to(features.device)]
 
 
 def check(features: Tensor, num_clusters: tuple[int, ...]) -> None:

@@ -26,8 +26,8 @@ class ClusterLabels(OnHost):
         seed: of the clusterings; level l has seed + l.
         warm_start: a refresh starts from the last centroids, with fewer iterations.
         spherical: centroids of unit norm, samples assigned by the inner product.
-        iterations, warm_iterations: of Lloyd's algorithm, from random centroids and from the last ones.
-        points_per_cluster: see `kmeans`.
+        iterations, warm_iterations: of Lloyd's algorithm, from centroids drawn anew and from the last ones.
+        points_per_cluster: centroids are learned from at most so many samples per cluster, see `kmeans`.
 
     State: `labels` (L, N), before the first refresh every sample its own; `centroids` (ΣK, D), zero before it; `refreshed`.
 
@@ -65,11 +65,21 @@ class ClusterLabels(OnHost):
         for number in self.num_clusters:
             if not 1 <= number < num_samples:
                 raise ValueError(f"`num_clusters` (={number}) must be at least 1 and below the number of samples ({num_samples})")
+        counts = (("iterations", iterations), ("warm_iterations", warm_iterations), ("points_per_cluster", points_per_cluster))
+        for name, value in counts:
+            if value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
         self.num_samples, self.dim, self.seed, self.warm_start, self.spherical = num_samples, dim, seed, warm_start, spherical
         self.iterations, self.warm_iterations, self.points_per_cluster = iterations, warm_iterations, points_per_cluster
         self.register_buffer("labels", torch.arange(num_samples).repeat(len(self.num_clusters), 1))
         self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), dim or 0))
         self.register_buffer("refreshed", torch.tensor(False))
+
+    @property
+    def unusual(self) -> dict[str, int]:
+        """The settings of k-means that are not the usual ones, for the `__repr__` of what owns it."""
+        usual = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
+        return {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
 
     def level(self, level: int) -> Tensor:
         """(K, D) the centroids of one level."""

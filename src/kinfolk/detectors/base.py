@@ -48,6 +48,9 @@ class Detector(OnHost, ABC):
     collects: bool = False
     """Whether it is handed the anchors of every step, by `collect`."""
 
+    refreshed_at_end: bool = False
+    """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the finished encoder."""
+
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
     leveled: ClassVar[bool] = False
@@ -104,6 +107,9 @@ class Detector(OnHost, ABC):
     def hear(self, name: str, value: float) -> None:
         """Is told a figure of the training; only those it `hears`. The same on all ranks."""
         raise NotImplementedError(f"{type(self).__name__} hears nothing")
+
+    def set_loss_temperature(self, temperature: float) -> None:
+        """Called with the temperature of the loss by the objective that is built with the detector. Default: it does not matter."""
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Tells the schedules and warm-ups where the training is."""

@@ -28,6 +28,7 @@ class Cave(Detector):
         num_clusters: K, below N; a tuple: members of the anchor's cluster in any of several clusterings.
         every: epochs between two clusterings.
         seed: of the clusterings.
+        iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
 
     State: the cluster of every sample, and the centroids.
 
@@ -42,14 +43,31 @@ class Cave(Detector):
     needs: ClassVar[str] = "clusters, refreshed each epoch"
     addresses: ClassVar[bool] = True
 
-    def __init__(self, num_samples: int, num_clusters: int | tuple[int, ...], every: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        num_clusters: int | tuple[int, ...],
+        every: int = 1,
+        seed: int = 0,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
+    ) -> None:
         super().__init__()
         if num_samples < 2:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 2")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
         self.num_samples, self.every = num_samples, every
-        self.clusters = ClusterLabels(num_samples, None, num_clusters, seed=seed)
+        self.clusters = ClusterLabels(
+            num_samples,
+            None,
+            num_clusters,
+            seed=seed,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -66,8 +84,8 @@ class Cave(Detector):
         refreshed_by(self.clusters, features)
 
     def __repr__(self) -> str:
-        more = "".join(
-            f", {name}={value}" for name, value, usual in (("every", self.every, 1), ("seed", self.clusters.seed, 0)) if value != usual
-        )
+        own = {"every": self.every} if self.every != 1 else {}
+        own |= {"seed": self.clusters.seed} if self.clusters.seed else {}
+        more = "".join(f", {name}={value}" for name, value in {**own, **self.clusters.unusual}.items())
         levels = self.clusters.num_clusters
         return f"Cave(num_samples={self.num_samples}, num_clusters={levels[0] if len(levels) == 1 else levels}{more})"

@@ -18,8 +18,10 @@ from kinfolk.clustering.confidence import (
     Confidence,
     Schedule,
     accepted,
+    centroid_distance,
     check_acceptance,
     cluster_confidence,
+    last_clustering,
     rate_at,
     sample_confidence,
 )
@@ -30,6 +32,8 @@ from kinfolk.pairs import Block
 from kinfolk.stores.collected import Collected
 
 Source = Literal["pass", "bank"]
+USUAL_TEMPERATURE = 0.2
+"""t of the confidence for a detector that no objective was built with: MoCo v2's."""
 
 
 class IFND(Detector):
@@ -39,9 +43,14 @@ class IFND(Detector):
 
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
-    and the `rate` most confident labels are accepted: rate = `final_rate` · progress with "linear", `final_rate` from `step_at` of the
-    training on with "step", `final_rate` with "constant". A sample that is not accepted is kin of nobody. Each k is a level, and the loss
-    is the mean over levels. Nobody is kin before the first refresh: the loss is that without a detector, bit for bit.
+    and the `rate` most confident labels are accepted: with "linear" from 0 in the first epoch to `final_rate` in the last, `final_rate`
+    from `step_at` of the training on with "step", `final_rate` with "constant". Of equally confident labels those nearer to their centroid
+    are accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean over levels. Before the first
+    refresh nothing is flagged: the loss is that without a detector, bit for bit.
+
+    In a training it is refreshed before every `every`-th epoch, as far as the rate is above 0, and once more after the last epoch, so that
+    its labels describe the finished encoder. With "linear" the last refresh before an epoch has the final rate. Where `every` is not
+    below the number of epochs, "linear" and "step" flag nothing: there is no epoch that such a refresh would come before.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -49,18 +58,23 @@ class IFND(Detector):
             for CIFAR-100.
         schedule, final_rate: how the accepted share grows, and to what.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
-        every: epochs between two refreshes.
+        every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
         source: "pass" embeds all samples without augmentation before an epoch; "bank" takes the mean over views of each sample's embedding
-            as it was last computed in training, which costs nothing more. A sample that was not seen yet is kin of nobody.
-        temperature: t of the confidence.
+            as it was last computed in training, which costs nothing more. A sample that was not seen yet has no kin.
+        temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one temperature). The objective that is built with
+            the detector sets it; a training takes a learned one as it is at the refresh; 0.2 without an objective.
         step_at: share of the training after which "step" accepts.
         seed: of k-means.
-        warm_start: k-means goes on from the last centroids.
+        warm_start: k-means goes on from the last centroids, with `warm_iterations`.
+        iterations, warm_iterations, points_per_cluster: of k-means, see `ClusterLabels`. The published code of PCL, whose procedure the
+            paper follows, has 20 iterations, always anew, and 1,000 points.
 
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
 
-    Deviates from the paper in: k-means on the projected embeddings by default (features in the paper); no refresh where the rate is 0.
+    Deviates from the paper in: k-means on the projected embeddings by default (features in the paper), of unit norm; a warm start of
+    k-means, from fewer points; the rate reaches its final value, where the paper has e / E in epoch e of E and never trains with all
+    labels; no refresh where the rate is 0; see `docs/methods/ifnd.md`.
 
     Example:
         >>> detector = IFND(num_samples=4, num_clusters=(2,), schedule="constant")
@@ -85,10 +99,13 @@ class IFND(Detector):
         every: int = 1,
         space: Space = "projected",
         source: Source = "pass",
-        temperature: float = 0.2,
+        temperature: float | None = None,
         step_at: float = 0.1,
         seed: int = 0,
         warm_start: bool = True,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
         if num_samples < 2:
@@ -99,14 +116,24 @@ class IFND(Detector):
                 raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
-        if not temperature > 0:
-            raise ValueError(f"`temperature` (={temperature}) must be above 0")
+        if temperature is not None and not temperature > 0:
+            raise ValueError(f"`temperature` (={temperature}) must be above 0, or None for that of the loss")
         if source == "bank" and space == "features":
             raise ValueError("`space` (='features') must be 'projected' with `source` (='bank'), which collects projected embeddings")
         self.schedule, self.final_rate, self.measure, self.every, self.space = schedule, final_rate, confidence, every, space
         self.source, self.temperature, self.step_at, self.seed, self.warm_start = source, temperature, step_at, seed, warm_start
         chosen = usual_clusters(num_samples) if num_clusters is None else num_clusters
-        self.clusters = ClusterLabels(num_samples, None, chosen, seed=seed, warm_start=warm_start)
+        self.clusters = ClusterLabels(
+            num_samples,
+            None,
+            chosen,
+            seed=seed,
+            warm_start=warm_start,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
+        self.loss_temperature = USUAL_TEMPERATURE
         self.num_samples, self.num_clusters = num_samples, self.clusters.num_clusters
         self.collects = source == "bank"
         self.collected = Collected(num_samples) if self.collects else None
@@ -116,10 +143,17 @@ class IFND(Detector):
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
-        return rate_at(self.schedule, self.final_rate, progress, self.step_at)
+        return rate_at(self.schedule, self.final_rate, progress, self.step_at, last_clustering(self.every, self.num_epochs))
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0 and self.rate(epoch / self.num_epochs) > 0
+
+    @property
+    def refreshed_at_end(self) -> bool:  # type: ignore[override]
+        return self.rate(1.0) > 0
+
+    def set_loss_temperature(self, temperature: float) -> None:
+        self.loss_temperature = temperature
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
@@ -153,8 +187,9 @@ class IFND(Detector):
             ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids_S is None else ids_S
             for level in range(len(self.num_clusters)):
                 cluster_S = self.clusters.labels[level, ids_S]
-                confidence_S = self._confidence(unit_SD, self.clusters.level(level), cluster_S)
-                accepted_S = accepted(confidence_S, rate)
+                centroids_KD = self.clusters.level(level).to(unit_SD.dtype)
+                confidence_S = self._confidence(unit_SD, centroids_KD, cluster_S)
+                accepted_S = accepted(confidence_S, rate, centroid_distance(unit_SD, centroids_KD, cluster_S))
                 confidence_LN[level, ids_S] = confidence_S
                 labels_LN[level, ids_S[accepted_S]] = cluster_S[accepted_S]
         if distributed.world_size() > 1:
@@ -167,7 +202,8 @@ class IFND(Detector):
     def _confidence(self, unit_SD: Tensor, centroids_KD: Tensor, cluster_S: Tensor) -> Tensor:
         if self.measure == "cluster":
             return cluster_confidence(unit_SD, centroids_KD, cluster_S)
-        return sample_confidence(unit_SD, F.normalize(centroids_KD, dim=1), cluster_S, self.temperature)
+        temperature = self.loss_temperature if self.temperature is None else self.temperature
+        return sample_confidence(unit_SD, F.normalize(centroids_KD, dim=1), cluster_S, temperature)
 
     def _alone(self) -> Tensor:
         """(L, N) labels that no two samples share: behind those of the level's clusters."""
@@ -199,7 +235,9 @@ class IFND(Detector):
         return (
             f"IFND(num_samples={self.num_samples}, num_clusters={self.num_clusters}, schedule={self.schedule!r}, "
             f"final_rate={self.final_rate}, confidence={self.measure!r}, every={self.every}, space={self.space!r}, source={self.source!r}, "
-            f"temperature={self.temperature}, step_at={self.step_at}, seed={self.seed}, warm_start={self.warm_start})"
+            f"temperature={self.temperature}, step_at={self.step_at}, seed={self.seed}, warm_start={self.warm_start}, "
+            f"iterations={self.clusters.iterations}, warm_iterations={self.clusters.warm_iterations}, "
+            f"points_per_cluster={self.clusters.points_per_cluster})"
         )
 
 

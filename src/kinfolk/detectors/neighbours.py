@@ -37,6 +37,7 @@ class Neighbours(Detector):
         space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one) or the encoder's "features".
         warm_start: clusterings start from the last centroids.
         seed: of the clusterings.
+        iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
 
     State: the labels and centroids of all clusterings.
     """
@@ -55,6 +56,9 @@ class Neighbours(Detector):
         space: Space = "projected",
         warm_start: bool = True,
         seed: int = 0,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
         for name, value in (("num_clusterings", num_clusterings), ("num_background", num_background), ("every", every)):
@@ -65,7 +69,16 @@ class Neighbours(Detector):
         self.num_samples, self.num_background, self.every, self.space = num_samples, num_background, every, space
         self.num_clusters = max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
         self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
-        self.clusters = ClusterLabels(num_samples, None, (self.num_clusters,) * num_clusterings, seed=seed, warm_start=warm_start)
+        self.clusters = ClusterLabels(
+            num_samples,
+            None,
+            (self.num_clusters,) * num_clusterings,
+            seed=seed,
+            warm_start=warm_start,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
@@ -86,6 +99,7 @@ class Neighbours(Detector):
         shown |= {"num_background": self.num_background}
         usual: dict[str, object] = {"every": 1, "space": "projected", "warm_start": True, "seed": 0}
         shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+        shown |= self.clusters.unusual
         return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 

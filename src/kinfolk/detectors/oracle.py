@@ -1,4 +1,4 @@
-"""Oracle: the labels themselves say who is kin. The upper bound of every detector, and the reference for precision and recall.
+"""Oracle: the labels themselves say what is kin. A detector without mistakes, and the reference for precision and recall.
 
 Dimension key: R rows of a block, C candidates, N data set.
 """
@@ -34,7 +34,7 @@ class Oracle(Detector):
         True
     """
 
-    paper: ClassVar[str] = "upper bound; attracted: Khosla et al., NeurIPS 2020"
+    paper: ClassVar[str] = "true labels; attracted: Khosla et al., NeurIPS 2020"
     needs: ClassVar[str] = "labels"
     addresses: ClassVar[bool] = True
 

@@ -71,6 +71,10 @@ class StartAt(Detector):
         return self.detector.collects
 
     @property
+    def refreshed_at_end(self) -> bool:  # type: ignore[override]
+        return self.detector.refreshed_at_end and self.epoch >= self.update_from
+
+    @property
     def figures(self) -> dict[str, float]:
         return self.detector.figures
 
@@ -86,6 +90,9 @@ class StartAt(Detector):
     def hear(self, name: str, value: float) -> None:
         if self.epoch >= self.start:
             self.detector.hear(name, value - self.start if name == "epoch" else value)
+
+    def set_loss_temperature(self, temperature: float) -> None:
+        self.detector.set_loss_temperature(temperature)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

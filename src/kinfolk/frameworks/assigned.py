@@ -23,9 +23,9 @@ class Assigned(nn.Module):
         num_samples: N.
         num_features: F.
         source: "clusters", made anew at every refresh; "labels": the true ones, of one level, which need none.
-        num_clusters: of each level; None: one, with a prototype for every 98 samples.
+        num_clusters: of each level, or of the only one; None: one, with a prototype for every 98 samples.
         labels: (N,) the true ones, −1: unknown; with "labels" only.
-        seed, warm_start: see `ClusterLabels`.
+        seed, warm_start, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
 
     State: the clusters. True labels are no state: they are given anew.
     """
@@ -39,10 +39,13 @@ class Assigned(nn.Module):
         num_samples: int,
         num_features: int,
         source: Source,
-        num_clusters: tuple[int, ...] | None,
+        num_clusters: int | tuple[int, ...] | None,
         labels: Tensor | None,
         seed: int,
         warm_start: bool,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
         if source not in ("clusters", "labels"):
@@ -55,8 +58,18 @@ class Assigned(nn.Module):
             assert labels is not None
             self.truth, self.num_prototypes = labels.to(torch.int64), (int(labels.max()) + 1,)
             return
-        self.num_prototypes = (max(2, num_samples // 98),) if num_clusters is None else tuple(num_clusters)
-        self.clusters = ClusterLabels(num_samples, num_features, self.num_prototypes, seed=seed, warm_start=warm_start)
+        chosen = max(2, num_samples // 98) if num_clusters is None else num_clusters
+        self.clusters = ClusterLabels(
+            num_samples,
+            num_features,
+            chosen,
+            seed=seed,
+            warm_start=warm_start,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
+        self.num_prototypes = self.clusters.num_clusters
 
     @property
     def device(self) -> torch.device:

@@ -136,6 +136,18 @@ class Framework(OnHost, ABC):
         for detector in self.detectors:
             detector.refresh(features, progress)
 
+    def finish(self, features: Tensor | None) -> None:
+        """Called after the last epoch with features as for `refresh`: detectors that describe the finished encoder are refreshed with the
+        progress 1."""
+        for detector in self.detectors:
+            if detector.refreshed_at_end:
+                detector.refresh(None if detector.collects else features, 1.0)
+
+    @property
+    def refresh_model(self) -> nn.Module:
+        """What embeds the samples for `refresh`, by `features` and `embed`. Default: the framework itself."""
+        return self
+
     @property
     def renewed(self) -> tuple[nn.Parameter, ...]:
         """What the refresh of this epoch sets anew: the optimiser forgets what it knows of these parameters. Default: nothing."""

@@ -16,6 +16,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import OwnRate
 from kinfolk.frameworks.image_text import ImageText
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP
+from kinfolk.objectives.fastclip import TemperatureGradient
 
 
 class CLIP(ImageText):
@@ -87,8 +88,8 @@ class FastCLIPFramework(ImageText):
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
         temperature_lr: the rate of the temperature, outside the schedule; a third of it below 0.03.
-        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, detector, action, min_negatives, kin_weight,
-            block_rows: see `FastCLIP`.
+        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient, detector, action,
+            min_negatives, kin_weight, block_rows: see `FastCLIP`.
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"
@@ -114,6 +115,7 @@ class FastCLIPFramework(ImageText):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        temperature_gradient: TemperatureGradient = "released",
     ) -> None:
         if not temperature_lr > 0:
             raise ValueError(f"`temperature_lr` (={temperature_lr}) must be above 0")
@@ -130,6 +132,7 @@ class FastCLIPFramework(ImageText):
             min_negatives=min_negatives,
             block_rows=block_rows,
             kin_weight=kin_weight,
+            temperature_gradient=temperature_gradient,
         )
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
         self.temperature_lr = temperature_lr

@@ -51,6 +51,19 @@ class ImageText(Framework, ABC):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         self.loss.set_progress(epoch, num_epochs)
 
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        self._tell_temperature()
+        super().refresh(features, progress)
+
+    def finish(self, features: Tensor | None) -> None:
+        self._tell_temperature()
+        super().finish(features)
+
+    def _tell_temperature(self) -> None:
+        """Detectors were given the temperature at the start; a learned one has moved."""
+        for detector in self.detectors:
+            detector.set_loss_temperature(self.loss.temperature)
+
     def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""
         if tokens is None:

@@ -6,7 +6,7 @@ Dimension key: V views, B batch, A anchors (A = B, or 2B where symmetric), D emb
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Queue
 from kinfolk.stores.exact import finite
+
+ClusterEncoder = Literal["query", "momentum"]
 
 
 class MoCo(Framework):
@@ -39,6 +41,8 @@ class MoCo(Framework):
         num_samples: N; a queue that is not smaller is warned of.
         queue_size: Q.
         momentum: m of the copy.
+        cluster_encoder: whose features a detector that clusters all samples is given, where it does not collect its own: those of the
+            "query" encoder, which is the one that is evaluated, or of the "momentum" encoder, as in the published code of PCL.
         symmetric: both views are queries and both are keys; the loss is the mean over both directions, and both keys enter the queue.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
@@ -65,12 +69,15 @@ class MoCo(Framework):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        cluster_encoder: ClusterEncoder = "query",
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
         doubt_queue(queue_size, num_samples)
-        self.symmetric = symmetric
+        if cluster_encoder not in get_args(ClusterEncoder):
+            raise ValueError(f"`cluster_encoder` (={cluster_encoder!r}) must be one of {', '.join(get_args(ClusterEncoder))}")
+        self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
         self.slow = MomentumCopy(encoder, head, momentum)
         self.queue = Queue(queue_size, embedding_size(encoder, head))
 
@@ -88,6 +95,10 @@ class MoCo(Framework):
             sound = finite(loss)  # the loss of the joined batch: all ranks agree
             self.queue.push(keys, row_ids, sound)
         return loss
+
+    @property
+    def refresh_model(self) -> nn.Module:
+        return self if self.cluster_encoder == "query" else self.slow
 
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)

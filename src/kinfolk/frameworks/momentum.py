@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -35,6 +36,16 @@ class MomentumCopy(nn.Module):
         """(B, D) embeddings, without gradient."""
         embedded: Tensor = self.head(self.encoder(images))
         return embedded
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """(B, F) features, without gradient."""
+        features: Tensor = self.encoder(images)
+        return features
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) embeddings of unit norm, without gradient."""
+        return F.normalize(self(images), dim=-1)
 
     @torch.no_grad()
     def follow(self, encoder: nn.Module, head: nn.Module) -> None:

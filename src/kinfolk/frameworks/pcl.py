@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.actions import Action
-from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, rate_at
+from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, last_clustering, rate_at
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.base import Framework
@@ -47,9 +47,9 @@ class PCL(Framework):
         num_prototypes: negative prototypes drawn at each step and level; None: all.
         alpha, clip: of the concentration; see `concentration`.
         schedule, final_rate, confidence: which pseudo-labels are used: `final_rate` of them after the warm-up ("step" and "constant"), or
-            a share growing with the training to that ("linear"), the most confident ones (see `Prototypes`). A sample that is not
+            a share growing to that at the last clustering ("linear"), the most confident ones (see `Prototypes`). A sample that is not
             accepted has no prototype term. The paper uses all, after a warm-up.
-        warm_start, cluster_seed: of the k-means; see `ClusterLabels`.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: of the k-means; see `ClusterLabels`.
         detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
     State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
@@ -87,6 +87,9 @@ class PCL(Framework):
         min_negatives: int = 1,
         kin_weight: float = 0.5,
         block_rows: int | None = None,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
         for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
@@ -103,7 +106,7 @@ class PCL(Framework):
         chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else num_clusters
         self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
         self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
-        self._told = False
+        self.num_epochs, self._told = 1, False
         dim = embedding_size(encoder, head)
         self.slow = MomentumCopy(encoder, head, momentum) if queue_size else None
         self.queue = Queue(queue_size, dim) if queue_size else None
@@ -117,6 +120,9 @@ class PCL(Framework):
             confidence=confidence,
             warm_start=warm_start,
             seed=cluster_seed,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
         )
         self.draws: Tensor
         self.register_buffer("draws", torch.tensor(0))
@@ -170,12 +176,13 @@ class PCL(Framework):
             if detector.due(self.epoch):
                 detector.refresh(features, progress)
         if self._clusters(self.epoch):
-            self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress))
+            last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
+            self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress, last=last))
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "prototypes")
-        self.epoch = epoch
+        self.epoch, self.num_epochs = epoch, num_epochs
 
     def _clusters(self, epoch: int) -> bool:
         return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0

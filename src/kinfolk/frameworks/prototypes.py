@@ -13,7 +13,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.clustering import ClusterLabels
 from kinfolk.clustering.concentration import concentration
-from kinfolk.clustering.confidence import Confidence, accepted, sample_confidence
+from kinfolk.clustering.confidence import Confidence, accepted, centroid_distance, sample_confidence
 from kinfolk.stores.exact import Exact
 
 
@@ -25,9 +25,10 @@ class Prototypes(Exact):
         num_clusters: of each level.
         temperature: mean concentration of a level.
         alpha, clip: see `concentration`.
-        confidence: by what samples are accepted where not all are. "cluster": all members of the most concentrated clusters first (PCL);
-            "sample": softmax over the prototypes of cos / `temperature`, at the sample's own (IFND, equation 2).
-        warm_start, seed: see `ClusterLabels`.
+        confidence: by what samples are accepted where not all are; of equal ones, the nearest to their prototype. "cluster": the members
+            of the most concentrated clusters first (PCL); "sample": softmax over the prototypes of cos / `temperature`, at the sample's
+            own (IFND, equation 2).
+        warm_start, seed, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
 
     State: the clusters', `concentration` (ΣK,), `accepted` (L, N).
     """
@@ -47,10 +48,22 @@ class Prototypes(Exact):
         confidence: Confidence,
         warm_start: bool,
         seed: int,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
     ) -> None:
         super().__init__()
         self.temperature, self.alpha, self.clip, self.confidence = temperature, alpha, clip, confidence
-        self.clusters = ClusterLabels(num_samples, dim, num_clusters, seed=seed, warm_start=warm_start)
+        self.clusters = ClusterLabels(
+            num_samples,
+            dim,
+            num_clusters,
+            seed=seed,
+            warm_start=warm_start,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
         self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
         self.register_buffer("accepted", torch.zeros(len(self.clusters.num_clusters), num_samples, dtype=torch.bool))
 
@@ -84,7 +97,7 @@ class Prototypes(Exact):
             else:
                 unit_ND, unit_KD = (F.normalize(x, dim=1) for x in (features, centroids_KD.to(features.dtype)))
                 confidence_N = sample_confidence(unit_ND, unit_KD, labels_N, self.temperature)
-            self.accepted[level] = accepted(confidence_N, rate)
+            self.accepted[level] = accepted(confidence_N, rate, centroid_distance(features, centroids_KD, labels_N))
         if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
             dist.broadcast(self.concentration, 0)
             dist.broadcast(self.accepted, 0)

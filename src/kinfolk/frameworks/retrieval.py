@@ -83,7 +83,7 @@ def cluster_mates(
 
 
 def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> Tensor:
-    """(A, 1) place of the entry most similar to each of (A, D) keys.
+    """(A, 1) place of the entry most similar to each of (A, D) keys; in full precision, as rounding to 16 bits changes many of the picks.
 
     Example:
         >>> nearest(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 0]))
@@ -93,6 +93,7 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
     found = []
     rows = max(1, _BLOCK_ELEMENTS // len(support))
     for keys_RD, ids_R in zip(torch.split(keys, rows), torch.split(ids, rows), strict=True):
-        best = (keys_RD @ support.T).masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf).max(1)
+        with torch.autocast(keys.device.type, enabled=False):
+            best = (keys_RD @ support.T).masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf).max(1)
         found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
     return torch.cat(found).unsqueeze(1)

@@ -17,7 +17,7 @@ class SimCLR(BatchFramework):
 
     Args:
         encoder, head: see `Framework`.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, positive_in_denominator: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, positive_in_denominator, rescale_kept: see `NTXent`.
     """
 
     paper: ClassVar[str] = "Chen et al., ICML 2020"
@@ -34,6 +34,7 @@ class SimCLR(BatchFramework):
         kin_weight: float = 0.5,
         block_rows: int | None = None,
         positive_in_denominator: bool = True,
+        rescale_kept: bool = False,
     ) -> None:
         objective = NTXent(
             temperature,
@@ -43,5 +44,6 @@ class SimCLR(BatchFramework):
             block_rows=block_rows,
             kin_weight=kin_weight,
             positive_in_denominator=positive_in_denominator,
+            rescale_kept=rescale_kept,
         )
         super().__init__(encoder, head, objective)

@@ -39,7 +39,7 @@ class SPCL(Framework):
     Args:
         encoder, head: f and g_c; see `Framework`.
         num_samples: N.
-        num_clusters: K; several: the prototype losses of all are averaged, batches and pairs go by the first. None: one for every 98
+        num_clusters: K; of several, the prototype losses of all are averaged, batches and pairs go by the first. None: one for every 98
             samples, the paper's proportion for CIFAR.
         contrast_weight, metric_weight, prototype_weight: α, β, γ; 0: that loss and the training of its head are left out.
         warmup_epochs: before the first prototypes; the paper has none.
@@ -48,7 +48,7 @@ class SPCL(Framework):
         reinitialise: which heads begin anew at every refresh, as algorithm 1 has it.
         every: epochs between two refreshes.
         reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
-        warm_start, cluster_seed: of k-means; see `ClusterLabels`.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: of k-means; see `ClusterLabels`.
         temperature, detector, action, min_negatives, kin_weight, block_rows, positive_in_denominator: see `NTXent`.
 
     State: the clusters, the heads, `seed` (drawn from torch's generator when it is made), the number of `draws` of pairs, and whether
@@ -67,7 +67,7 @@ class SPCL(Framework):
         encoder: nn.Module,
         head: nn.Module,
         num_samples: int,
-        num_clusters: tuple[int, ...] | None = None,
+        num_clusters: int | tuple[int, ...] | None = None,
         contrast_weight: float = 1.0,
         metric_weight: float = 1.0,
         prototype_weight: float = 1.0,
@@ -87,6 +87,9 @@ class SPCL(Framework):
         kin_weight: float = 0.5,
         block_rows: int | None = None,
         positive_in_denominator: bool = False,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
     ) -> None:
         objective = NTXent(
             temperature,
@@ -102,7 +105,18 @@ class SPCL(Framework):
         _check(self.weights, reinitialise, warmup_epochs, every)
         self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._told = warmup_epochs, every, reinitialise, 0, False
         size = embedding_size(encoder, nn.Identity())
-        self.assigned = Assigned(num_samples, size, prototypes, num_clusters, labels, cluster_seed, warm_start)
+        self.assigned = Assigned(
+            num_samples,
+            size,
+            prototypes,
+            num_clusters,
+            labels,
+            cluster_seed,
+            warm_start,
+            iterations,
+            warm_iterations,
+            points_per_cluster,
+        )
         if not contrast_weight:
             head.requires_grad_(False)  # it is looked through for the measures alone; an optimiser and DDP must not wait for its gradient
         self.metric = SiameseMetric(projection_head(size, size, 1, norm=False)) if metric_weight else None
@@ -158,17 +172,24 @@ class SPCL(Framework):
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """Detectors that go by embeddings have those of g_c as it was trained, before it begins anew."""
         for detector in self.detectors:
-            if not detector.due(self.epoch):
-                continue
-            if detector.collects or features is None or detector.space == "features":
-                detector.refresh(None if detector.collects else features, progress)
-            else:
-                detector.refresh(embeddings(self.head, features), progress)
+            if detector.due(self.epoch):
+                detector.refresh(self._seen_by(detector, features), progress)
         if not self._own_turn(self.epoch):
             return
         self.assigned.refresh(features)
         self.begun.fill_(True)
         renew(self._renewed(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1))  # torch's generator goes by the lower 32 bits alone
+
+    def finish(self, features: Tensor | None) -> None:
+        for detector in self.detectors:
+            if detector.refreshed_at_end:
+                detector.refresh(self._seen_by(detector, features), 1.0)
+
+    def _seen_by(self, detector: Detector, features: Tensor | None) -> Tensor | None:
+        """(N, F or D) what a detector is refreshed with: the encoder's features, their embeddings, or nothing where it collects its own."""
+        if detector.collects or features is None:
+            return None
+        return features if detector.space == "features" else embeddings(self.head, features)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

@@ -65,6 +65,8 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`block_rows` (={block_rows}) must be at least 1")
         self.temperature, self.detector, self.action = temperature, detector, action
         self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
+        if detector is not None:
+            detector.set_loss_temperature(temperature)
         self.stats = Stats.empty()
         self.num_classes, self.compile = 0, False
         self.labels: Tensor | None

@@ -21,7 +21,7 @@ from kinfolk.contrast import Contrast
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Objective, unit
 from kinfolk.objectives.learned_temperature import LearnedTemperature
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, require_integers
 from kinfolk.stats import Stats
 
 Direction = TypeVar("Direction", bound=Objective)
@@ -151,5 +151,4 @@ def _check(image_features: Tensor, text_features: Tensor, ids: Tensor | None, gr
             continue
         if given.shape != shape[:1]:
             raise ValueError(f"`{name}` (={tuple(given.shape)}) must have the shape {shape[:1]}: one for each pair of image and text")
-        if given.is_floating_point() or given.dtype == torch.bool:
-            raise ValueError(f"`{name}` (={given.dtype}) must be whole numbers")
+        require_integers(name, given)

@@ -6,6 +6,8 @@ Dimension key: N data set.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import check_decay, cosine_gamma
@@ -15,6 +17,7 @@ from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.robust import RobustContrast
 
 _SLOW_BELOW, _SLOW = 0.03, 1 / 3
+TemperatureGradient = Literal["released", "exact"]
 
 
 class FastCLIP(Bimodal[RobustContrast]):
@@ -23,8 +26,12 @@ class FastCLIP(Bimodal[RobustContrast]):
         ĝ_I,i = mean over the kept texts j ≠ i of exp((s_ij − s_ii) / t),   u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i    and so for texts: ĝ_T, u_T
         value           mean_i( ½ t·log(ε + u_I,i) + ½ t·log(ε + u_T,i) ) + ρ·t
         gradient        mean_i( ½ t / (ε + u_I,i) · ∇ĝ_I,i + ½ t / (ε + u_T,i) · ∇ĝ_T,i )
-        gradient by t   mean_i( ½ log(ε + u_I,i) + ½ t / (ε + u_I,i) · ∂ĝ_I,i/∂t + … ) + ρ
+        gradient by t   mean_i( ½ log(ε + u_I,i) + c · ½ t / (ε + u_I,i) · ∂ĝ_I,i/∂t + … ) + ρ        c = 2, or 1 if it is "exact"
 
+    c = 2 is what the published code has: there ∂ĝ/∂t enters once with the anchors' and once with the candidates' part of the loss. With
+    c = 1 it is the gradient of the value: where u is far above ε, ρ less the divergence of the negatives' shares from equal ones. That
+    is at most the logarithm of their number, so with fewer than exp(ρ) negatives (665 with ρ = 6.5) t falls until ε stops it, or to
+    `min_temperature`, also at the start of a training, where c = 2 keeps it up.
     Whatever shares the anchor's group, and with `eliminate` or `attract` its kin, is not in ĝ. γ falls from 1 to `gamma` along a cosine in
     `decay_epochs`, then stays; `set_progress` moves it. The temperature wants a learning rate of its own, which falls to a third while
     t < 0.03; that is the optimiser's part:
@@ -45,10 +52,12 @@ class FastCLIP(Bimodal[RobustContrast]):
         epsilon: ε.
         min_temperature: t never falls below.
         individual_lr: the step of individual temperatures; None: one temperature, a parameter.
+        temperature_gradient: "released" (default), the published code's, which the published values of ρ were chosen with; or "exact", the
+            gradient of the value. Individual temperatures have the exact one, as in the published code.
         detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`; the detector is copied for the second direction.
 
-    Deviates from the paper in: the mean of the two directions, half of its sum, as the published code has it; individual temperatures,
-    which go by iSogCLR's rule, not by version 2's.
+    Deviates from the paper in: the mean of the two directions, half of its sum, as the published code has it; the gradient by t by default,
+    also as the published code has it; individual temperatures, which go by iSogCLR's rule, not by version 2's.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -74,8 +83,13 @@ class FastCLIP(Bimodal[RobustContrast]):
         block_rows: int | None = None,
         kin_weight: float = 0.5,
         gather: bool | None = None,
+        temperature_gradient: TemperatureGradient = "released",
     ) -> None:
-        learned = LearnedTemperature(temperature, min_temperature)
+        if temperature_gradient not in get_args(TemperatureGradient):
+            allowed = ", ".join(get_args(TemperatureGradient))
+            raise ValueError(f"`temperature_gradient` (={temperature_gradient!r}) must be one of {allowed}")
+        halved = temperature_gradient == "released" and individual_lr is None  # of log u and ρ; all of it is doubled again
+        learned = LearnedTemperature(temperature, min_temperature, gradient_factor=2.0 if halved else 1.0)
 
         def make(each: Detector | None) -> RobustContrast:
             return RobustContrast(
@@ -93,10 +107,12 @@ class FastCLIP(Bimodal[RobustContrast]):
                 block_rows,
                 kin_weight,
                 gather,
+                halved,
             )
 
         super().__init__(make, detector, learned if individual_lr is None else None)
         self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)
+        self.temperature_gradient = temperature_gradient
         self.set_progress(0, 1)
 
     @property
@@ -120,4 +136,5 @@ class FastCLIP(Bimodal[RobustContrast]):
         named = ("temperature", "rho", "epsilon", *(() if one.individual_lr is None else ("individual_lr",)))
         learning = {name: getattr(one, name) for name in named}
         schedule = {"gamma": self.gamma, "decay_epochs": self.decay_epochs, "min_temperature": one.lowest}
-        return call("FastCLIP", one, num_samples=self.num_samples, **learning, **schedule)
+        gradient = {} if self.temperature_gradient == "released" else {"temperature_gradient": self.temperature_gradient}
+        return call("FastCLIP", one, num_samples=self.num_samples, **learning, **schedule, **gradient)

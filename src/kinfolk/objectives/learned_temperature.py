@@ -20,19 +20,20 @@ class LearnedTemperature(nn.Module):
     Args:
         initial: t at the start.
         lowest, highest: of t; 0.01 is the scale of at most 100 of the paper.
+        gradient_factor: what the gradient that t receives is multiplied by.
 
     Example:
         >>> round(LearnedTemperature(0.07)().item(), 4)
         0.07
     """
 
-    def __init__(self, initial: float, lowest: float = 0.01, highest: float = 1.0) -> None:
+    def __init__(self, initial: float, lowest: float = 0.01, highest: float = 1.0, gradient_factor: float = 1.0) -> None:
         super().__init__()
         if not 0 < lowest < highest:
             raise ValueError(f"`min_temperature` (={lowest}) must be above 0 and below {highest}")
         if not lowest <= initial <= highest:
             raise ValueError(f"`temperature` (={initial}) must be in [{lowest}, {highest}]")
-        self.initial, self.lowest, self.highest = initial, lowest, highest
+        self.initial, self.lowest, self.highest, self.gradient_factor = initial, lowest, highest, gradient_factor
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(initial)))
 
     def forward(self) -> Tensor:
@@ -43,4 +44,5 @@ class LearnedTemperature(nn.Module):
                 self.logit_scale.clamp_(*bounds)
         scale = distributed.averaged(self.logit_scale)
         scale = scale if scale.dtype == torch.float64 else scale.float()
-        return torch.exp(-(scale if self.training else scale.clamp(*bounds)))
+        t = torch.exp(-(scale if self.training else scale.clamp(*bounds)))
+        return t if self.gradient_factor == 1 else t.detach() + self.gradient_factor * (t - t.detach())

@@ -29,6 +29,9 @@ class NTXent(Objective):
     Args:
         temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
         positive_in_denominator: False leaves the own positives out of the sum (the decoupled form).
+        rescale_kept: with `eliminate`, the sum over the kept negatives is multiplied by (kept + eliminated) / kept, so that an anchor with
+            many kin has as heavy a denominator as one without, as in the published code of GloFND for SimCLR. False: kin are left out and
+            nothing is put in their place.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -49,9 +52,12 @@ class NTXent(Objective):
         kin_weight: float = 0.5,
         gather: bool | None = None,
         positive_in_denominator: bool = True,
+        rescale_kept: bool = False,
     ) -> None:
         super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
-        self.positive_in_denominator = positive_in_denominator
+        if rescale_kept and action != "eliminate":
+            raise ValueError(f"`rescale_kept` (=True) must be False with `action` (={action!r}): only 'eliminate' leaves negatives out")
+        self.positive_in_denominator, self.rescale_kept = positive_in_denominator, rescale_kept
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
@@ -59,18 +65,22 @@ class NTXent(Objective):
         num_positives_R = logit_RP.shape[1] + rows.kin_mass_R
         mean_R = (logit_RP.sum(1) + rows.kin_sum_R / t) / num_positives_R
         log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
-        log_all_R = torch.logaddexp(log_own_R, rows.lse_R)
+        lse_R = rows.lse_R
+        if self.rescale_kept:  # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
+            lse_R = lse_R + torch.log1p(rows.kin_count_R * torch.exp(-rows.log_weight_R.clamp(min=0)))
+        log_all_R = torch.logaddexp(log_own_R, lse_R)
         pull_R = -1 / (t * num_positives_R)
         push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
         if not self.positive_in_denominator:  # a row without negatives has only its positives left
             log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)
         return Terms(
             loss_R=log_all_R - mean_R,
-            d_lse_R=torch.exp(rows.lse_R - log_all_R),
+            d_lse_R=torch.exp(lse_R - log_all_R),
             d_own_RP=push_RP + pull_R.unsqueeze(1),
             d_kin_R=pull_R,
             d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t,
         )
 
     def __repr__(self) -> str:
-        return self._call(**({} if self.positive_in_denominator else {"positive_in_denominator": False}))
+        usual = {"positive_in_denominator": True, "rescale_kept": False}
+        return self._call(**{name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value})

@@ -40,7 +40,7 @@ class RelativeContrast(Objective):
     grades: ClassVar[bool] = True
 
     def terms(self, rows: Rows) -> Terms:
-        t = self.temperature
+        t = rows.temperature
         logit_RP, lse_R1 = rows.own_RP / t, rows.lse_R.unsqueeze(1)
         degree_RP = torch.ones_like(logit_RP) if rows.degree_RP is None else rows.degree_RP.to(logit_RP.dtype)
         absent_RP, pull_RP = degree_RP < 0, degree_RP.clamp(min=0)
@@ -51,11 +51,14 @@ class RelativeContrast(Objective):
         loss_R = (log_all_RP - pull_RP * logit_RP).masked_fill(absent_RP, 0.0).sum(1) + kin_R
         push_RP = torch.exp(lse_R1 - log_all_RP).masked_fill(absent_RP, 0.0)
         d_own_RP = (torch.exp(logit_RP - log_all_RP) - pull_RP).masked_fill(absent_RP, 0.0)
+        d_own_RP = d_own_RP / (t * number_R).unsqueeze(1)
+        kin_pull_R = torch.where(attracted_R > 0, rows.kin_sum_R / (t * number_R), 0.0)
         return Terms(
             loss_R=loss_R / number_R,
             d_lse_R=(push_RP.sum(1) + attracted_R) / number_R,
-            d_own_RP=d_own_RP / (t * number_R).unsqueeze(1),
+            d_own_RP=d_own_RP,
             d_kin_R=-1 / (t * number_R),
+            d_temperature_R=(kin_pull_R - (d_own_RP * rows.own_RP).sum(1)) / t,
         )
 
     def __repr__(self) -> str:

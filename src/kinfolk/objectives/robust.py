@@ -40,6 +40,8 @@ class RobustContrast(Averaged):
         epsilon: ε; pairs that are apart by far more than it takes are left in peace.
         individual_lr: the step of a temperature of each sample's own; None: there is one for all.
         lowest, highest: of the individual temperatures.
+        halved: whether log(ε + u_i) and ρ count half in the gradient by one temperature for all: this is half of the gradient that the
+            published code of FastCLIP has; see there.
         detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
     """
 
@@ -59,6 +61,7 @@ class RobustContrast(Averaged):
         block_rows: int | None = None,
         kin_weight: float = 0.5,
         gather: bool | None = None,
+        halved: bool = False,
     ) -> None:
         more = {} if individual_lr is None else {"temperature": temperature, "momentum": 0.0}
         super().__init__(num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows, gather, more)
@@ -67,6 +70,7 @@ class RobustContrast(Averaged):
         if individual_lr is not None and individual_lr <= 0:
             raise ValueError(f"`individual_lr` (={individual_lr}) must be above 0, or None for one temperature of all samples")
         self.rho, self.epsilon, self.individual_lr, self.lowest, self.highest = rho, epsilon, individual_lr, lowest, highest
+        self.halved = halved
 
     @property
     def temperatures(self) -> Tensor:
@@ -88,7 +92,8 @@ class RobustContrast(Averaged):
             log_u_R = torch.logaddexp(log_u_R, torch.full_like(log_u_R, math.log(self.epsilon)))
         ratio_R = torch.exp(log_g_R - log_u_R)
         pull_R = -torch.where(bare_R, 1.0, ratio_R) / number_R
-        d_temperature_R = torch.where(bare_R, 0.0, log_u_R + ratio_R * mean_R / t) + self.rho
+        share = 0.5 if self.halved else 1.0
+        d_temperature_R = torch.where(bare_R, 0.0, share * log_u_R + ratio_R * mean_R / t) + share * self.rho
         if self.individual_lr is not None and rows.mean_sim_R is not None:
             whole_R = d_temperature_R - torch.where(bare_R, 0.0, ratio_R * rows.mean_sim_R / t)
             update = {**update, **self._stepped(rows, whole_R, bare_R)}

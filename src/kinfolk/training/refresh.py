@@ -20,7 +20,8 @@ from kinfolk.training.module import TrainingModule
 
 
 class Refresh(pl.Callback):
-    """Calls `framework.refresh` before each epoch that is due, and tells the journal how long it took.
+    """Calls `framework.refresh` before each epoch that is due and `framework.finish` after the last one, and tells the journal how long
+    both took.
 
     What a refresh leads to is state of the framework, so it is in the checkpoint: an epoch that is resumed in its middle is not refreshed
     again, and one that is resumed at its beginning is refreshed as if nothing had happened. The optimiser forgets the momentum of what the
@@ -55,6 +56,16 @@ class Refresh(pl.Callback):
                 optimizer.state.pop(parameter, None)
         self.seconds = time.perf_counter() - start
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """After the last epoch, before the journal's line and the checkpoint: what describes the encoder describes the finished one."""
+        assert isinstance(module, TrainingModule)
+        framework = module.framework
+        if trainer.current_epoch + 1 < self.epochs or not any(detector.refreshed_at_end for detector in framework.detectors):
+            return
+        start = time.perf_counter()
+        framework.finish(self._features(module))
+        self.seconds = (self.seconds or 0.0) + time.perf_counter() - start
+
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         """A measurement of the journal: `refresh_seconds` of the epoch, where it was refreshed."""
         return {} if self.seconds is None else {"refresh_seconds": self.seconds}
@@ -74,7 +85,7 @@ class Refresh(pl.Callback):
         if projected and framework.known_features is not None:
             return framework.known_features
         return embed_in_parts(
-            framework,
+            framework.refresh_model,
             self.data,
             self.views,
             self.data.num_train,

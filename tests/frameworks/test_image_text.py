@@ -1,0 +1,31 @@
+"""What frameworks of images and captions share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from kinfolk.detectors import IFND
+from kinfolk.frameworks.clip import CLIP
+
+
+def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
+    framework = CLIP(
+        nn.Flatten(), nn.Linear(12, 4), nn.Identity(), nn.Linear(5, 4), temperature=0.07, detector=IFND(6, 2, schedule="constant")
+    )
+
+    def told() -> list[float]:
+        return [each.loss_temperature for each in framework.detectors if isinstance(each, IFND)]
+
+    assert told() == [0.07, 0.07]
+    for t in (0.02, 0.05):
+        with torch.no_grad():
+            framework.loss.temperature_parameters()[0].fill_(-math.log(t))
+        if t == 0.02:
+            framework.refresh(torch.randn(6, 4), 0.0)
+        else:
+            framework.finish(torch.randn(6, 4))
+        assert told() == pytest.approx([t, t])
