@@ -1,8 +1,20 @@
-"""How well thresholds are learned: GloFND's rules and starts, and FNC's batch thresholds, against the exact quantile.
+"""How well thresholds are learned: "tracking" over a grid of settings, and all rules on features, against the exact quantile.
 
-    .venv/bin/python benchmarks/thresholds.py
+    .venv/bin/python benchmarks/thresholds.py               the grid
+    .venv/bin/python benchmarks/thresholds.py --features    GloFND's rules and starts, and FNC's batch thresholds
 
-Unit features (20,000 × 128) of a mixture of clusters, α = 0.01, batches of 128, one view, 200 visits: each epoch is a random
+**The grid.** Normal similarities of 16 to 256 samples; each sample has its own mean (± half a standard deviation) and its own standard
+deviation (± 20 %), 30 visits, start "quantile". `batch`, `queue`: 511, 4,096 and 65,536 candidates, others at each visit. `bank`: 4,096
+candidates that stay the same, seen through view noise of a tenth of the standard deviation; with αn below 1 a sample's own share can
+only be 0 or more than α there. `rotating`: the samples' own means and standard deviations, and the similarities of a bank, turn by 22.5°
+over the visits. `jump`: at the 16th visit all similarities jump by ± 0.5. Each line is the worst over the means
+(0 to 0.97) and standard deviations (0.005 to 0.3) for which similarities stay within [−1, 1]:
+
+    share    flagged in visits 10 to 30 in units of α (jumps: those before the jump), lowest and highest
+    after    the same in the 8th to 10th visit after the jump
+    error    mean absolute error of the thresholds at the end, in standard deviations of the sample's similarities
+
+**Features.** Unit features (20,000 × 128) of a mixture of clusters, α = 0.01, batches of 128, one view, 200 visits: each epoch is a random
 permutation cut into batches, all samples learn, and the batches of an epoch are handed to the detector in groups of `--group` at a time
 (a threshold only sees its own row, so that is the same arithmetic with fewer calls; the drift common to all samples is then learned
 from that many batches at once). The error is taken over `--judged` samples against the exact quantile over all 20,000.
@@ -25,6 +37,7 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
 from kinfolk.detectors.base import Found
+from kinfolk.detectors.quantile import normal_level
 from kinfolk.pairs import Block
 
 N, D, ALPHA, BATCH = 20_000, 128, 0.01, 128
@@ -136,14 +149,135 @@ def turning(clusters: int, spread: float, angle: float, visits: int) -> Callable
     return feature_at
 
 
+EXPECTED = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 200.0)
+SPREADS, MEANS = (0.005, 0.02, 0.1, 0.3), (0.0, 0.5, 0.9, 0.97)
+VISITS, JUMP_AT = 30, 15
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where candidates come from: `samples` anchors with `n` negatives each, the same ones every visit or new ones."""
+
+    name: str
+    samples: int
+    n: int
+    stays: bool
+
+
+SOURCES = (
+    Source("batch", 256, 511, False),
+    Source("queue", 64, 4096, False),
+    Source("queue", 32, 65536, False),
+    Source("bank", 64, 4096, True),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one run found: the share in units of α, that after the jump, and the error of the thresholds."""
+
+    share: float
+    after: float
+    error: float
+
+
+class Similarities:
+    """The similarities of all samples, visit by visit, and where their exact quantiles are."""
+
+    def __init__(self, source: Source, mean: float, spread: float, turning: float, pool: Tensor, seed: int) -> None:
+        self.source, self.mean, self.spread, self.turning, self.pool = source, mean, spread, turning, pool
+        self.generator = torch.Generator().manual_seed(seed)
+        self.offset, self.stretch = (torch.randn(2, source.samples, generator=self.generator) for _ in range(2))
+        self.fixed = (self._draw(), self._draw()) if source.stays else None
+
+    def _draw(self) -> Tensor:
+        first = torch.randint(len(self.pool) - self.source.n, (self.source.samples,), generator=self.generator)
+        return torch.stack([self.pool[at : at + self.source.n] for at in first.tolist()])
+
+    def _turned(self, pair: Tensor | tuple[Tensor, Tensor], visit: int) -> Tensor:
+        angle = self.turning * visit / VISITS
+        return pair[0] * math.cos(angle) + pair[1] * math.sin(angle)
+
+    def own(self, visit: int) -> tuple[Tensor, Tensor]:
+        """(b, 1), (b, 1) mean and standard deviation of each sample."""
+        mean = self.mean + 0.5 * self.spread * self._turned(self.offset, visit).clamp(-2, 2)
+        return mean.unsqueeze(1), (self.spread * (0.2 * self._turned(self.stretch, visit).clamp(-2, 2)).exp()).unsqueeze(1)
+
+    def at(self, visit: int) -> Tensor:
+        mean, spread = self.own(visit)
+        if self.fixed is None:
+            return mean + spread * self._draw()
+        return mean + spread * (math.sqrt(0.99) * self._turned(self.fixed, visit) + 0.1 * self._draw())
+
+    def quantile(self, visit: int, alpha: float) -> Tensor:
+        """(b,) exact for candidates that are drawn, and half way between neighbours for those that stay."""
+        mean, spread = self.own(visit)
+        if self.fixed is None:
+            return mean.squeeze(1) + spread.squeeze(1) * normal_level(torch.tensor(alpha))
+        k = max(1, round(alpha * self.source.n))
+        seen = torch.cat([self.at(visit) for _ in range(8)], 1)
+        return seen.topk(8 * k + 1, 1).values[:, 8 * k - 1 :].mean(1)
+
+
+def cell(source: Source, expected: float, mean: float, spread: float, turning: float, jump: float, pool: Tensor, judged: bool) -> Cell:
+    alpha, ids = expected / source.n, torch.arange(source.samples)
+    detector = GloFND(source.samples, alpha, init="quantile")
+    similarities, shares = Similarities(source, mean, spread, turning, pool, seed=0), []
+    negatives = torch.full((source.samples,), source.n)
+    for visit in range(VISITS):
+        sim = similarities.at(visit) + (jump if visit >= JUMP_AT else 0.0)
+        block = Block(sim, ids, torch.arange(source.n) + source.samples, 1, negatives)
+        found = detector.find(block)
+        detector.observe(ids, found.update)
+        shares.append(int(above(block, found).sum()) / (expected * source.samples))
+    settled, after = shares[10:JUMP_AT] if jump else shares[10:], shares[JUMP_AT + 7 : JUMP_AT + 10]
+    error = math.nan
+    if judged:
+        off = detector.thresholds - jump - similarities.quantile(VISITS - 1, alpha)
+        error = (off.abs() / similarities.own(VISITS - 1)[1].squeeze(1)).mean().item()
+    return Cell(sum(settled) / len(settled), sum(after) / len(after), error)
+
+
+def fits(source: Source, expected: float, mean: float, spread: float, jump: float) -> bool:
+    """Whether the similarities, and thresholds a little above their quantile, stay within [−1, 1]."""
+    reach = 1.5 * spread * (1 + normal_level(torch.tensor(expected / source.n)).item())
+    return mean + max(jump, 0) + reach < 1 and mean + min(jump, 0) - 3 * spread > -1
+
+
+def grid() -> None:
+    pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
+    print(f"{'':15}{'':12}{'αn':>6}{'cells':>7}   share            after            error")
+    for source in SOURCES:
+        for motion, turning, jump in (
+            ("frozen", 0.0, 0.0),
+            ("rotating", math.pi / 8, 0.0),
+            ("jump +0.5", 0.0, 0.5),
+            ("jump −0.5", 0.0, -0.5),
+        ):
+            for expected in EXPECTED:
+                pairs = [(m, s) for m in MEANS for s in SPREADS if fits(source, expected, m, s, jump)]
+                if source.n > 1000:  # the rule is the same for all of them, and these take long
+                    pairs = pairs[:: max(1, len(pairs) // 2)]
+                cells = [cell(source, expected, *pair, turning, jump, pool, judged=expected >= 1) for pair in pairs]
+                if not cells:
+                    continue
+                share, after = ([getattr(c, name) for c in cells] for name in ("share", "after"))
+                line = f"{source.name} {source.n:<8,} {motion:12}{expected:6g}{len(cells):7}   {min(share):.2f} – {max(share):.2f}"
+                line += f"      {min(after):.2f} – {max(after):.2f}" if jump else " " * 17
+                print(line + (f"      {max(c.error for c in cells):.3f}" if expected >= 1 else ""), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learned thresholds against the exact quantile.")
+    parser.add_argument("--features", action="store_true", help="GloFND's rules and starts on features, instead of the grid")
     parser.add_argument("--visits", type=int, default=200)
     parser.add_argument("--group", type=int, default=13, help="batches handed over at a time")
     parser.add_argument("--judged", type=int, default=2000)
     parser.add_argument("--all", action="store_true", help="further mixtures, and batches of 64")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    if not options.features:
+        grid()
+        return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {N} × {D}, alpha {ALPHA}, group {options.group}")
     print("lr: " + ", ".join(dict.fromkeys(f"{rule} {lr:g}" for rule, _, lr in ROWS)))
     frozen = mixture(50, 0.7, torch.Generator().manual_seed(1))

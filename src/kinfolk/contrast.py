@@ -119,8 +119,6 @@ class Contrast:
         _keep_freed_memory()
         gradient = _Gradient(self, anchors_AD, candidates_CD, own_AP)
         total, counts = anchors_AD.new_zeros(()), list[Tensor]()
-        if self.detector is not None and self.detector.surveys:
-            self._survey(self.detector, anchors_AD, candidates_CD)
         for rows, block in self._blocks(anchors_AD, candidates_CD):
             found = _NOTHING if self.detector is None else self.detector.find(block)
             temperature = self.temperature[rows] if isinstance(self.temperature, Tensor) and self.temperature.ndim else self.temperature
@@ -197,10 +195,6 @@ class Contrast:
                 own_R = own_RC.sum(1)
                 sim_RC.masked_fill_(own_RC, LEFT_OUT)
             yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, num_candidates - own_R)
-
-    def _survey(self, detector: Detector, anchors_AD: Tensor, candidates_CD: Tensor) -> None:
-        measured = torch.cat([detector.survey(block) for _, block in self._blocks(anchors_AD, candidates_CD)])
-        detector.settle(measured if self.sizes is None else distributed.gather_rows(measured, self.sizes))
 
 
 class _Gradient:

@@ -44,8 +44,6 @@ def _where(found_RC: Tensor | None, block: Block) -> Tensor:
 
 def step(detector: Detector, block: Block) -> Tensor:
     """One training step on a batch of one block, as the engine does it: (R, C) who was flagged."""
-    if detector.surveys:
-        detector.settle(detector.survey(block))
     found = detector.find(block)
     if detector.training and found.update:
         detector.observe(block.ids, found.update)

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.detectors import GloFND
+from kinfolk.detectors import GloFND, quantile
+from kinfolk.objectives import NTXent
 from kinfolk.pairs import Block
 from tests.detectors.blocks import block_of, kin, random_block, step
 from tests.reference import detection
 
 RULES = ("tracking", "adam", "sgd")
-LR = {"tracking": 0.05, "adam": 0.05, "sgd": 0.5}
+LR = {"adam": 0.05, "sgd": 0.5}
 
 
 def batches(number: int, num_samples: int = 12, size: int = 5, seed: int = 0, num_views: int = 2) -> list[Block]:
@@ -24,7 +25,7 @@ def batches(number: int, num_samples: int = 12, size: int = 5, seed: int = 0, nu
 
 
 def made(rule: str = "tracking", alpha: float = 0.2, **more: Any) -> GloFND:
-    return GloFND(12, alpha, rule=rule, lr=LR[rule], **more)  # type: ignore[arg-type]
+    return GloFND(12, alpha, rule=rule, lr=LR.get(rule), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
@@ -42,55 +43,126 @@ def test_adam_and_sgd_equal_the_loop(rule: str, seed: int, alpha: float) -> None
             assert [set(row.nonzero().flatten().tolist()) for row in flagged[rows]] == want
 
 
-@given(seed=st.integers(0, 30), alpha=st.sampled_from([0.05, 0.2, 0.6]))
+@given(seed=st.integers(0, 30), alpha=st.sampled_from([0.05, 0.2, 0.6]), drift=st.sampled_from([0.0, -0.7]))
 @settings(max_examples=15, deadline=None)
-def test_tracking_equals_the_loop(seed: int, alpha: float) -> None:
+def test_tracking_equals_the_loop(seed: int, alpha: float, drift: float) -> None:
     detector = made("tracking", alpha).double()
     assert detector.drift is not None
     loop = {i: detection.Tracked() for i in range(12)}
-    for block in batches(60, seed=100 * seed, num_views=1):
-        detector.drift.zero_()
-        step(detector, block)
-        for row, i in zip(block.sim_RC.tolist(), block.ids.tolist(), strict=True):
-            loop[i].visit(row, alpha, 0.05)
-            assert detector.thresholds[i].item() == pytest.approx(loop[i].value, abs=1e-5)
-            assert detector.store.scale[i].item() == pytest.approx(loop[i].scale, rel=1e-3)
-            assert detector.store.evidence[i].item() == pytest.approx(loop[i].evidence, abs=1e-5)
+    for block in batches(40, seed=100 * seed, num_views=1):
+        detector.drift.fill_(drift)
+        found = detector.find(block)
+        assert found.levels[0].kin_above_R is not None
+        for row, i, level in zip(block.sim_RC.double().tolist(), block.ids.tolist(), found.levels[0].kin_above_R.tolist(), strict=True):
+            first = loop[i].visits == 0
+            loop[i].visit(row, alpha, drift)
+            assert level == (torch.inf if first or loop[i].used >= 1 else pytest.approx(max(-1, loop[i].used), abs=1e-6))
+        detector.observe(block.ids, found.update)
+        for i in block.ids.tolist():
+            for field, want in (("threshold", loop[i].value), ("tail", loop[i].tail), ("mean", loop[i].mean), ("spread", loop[i].spread)):
+                assert getattr(detector.store, field)[i].item() == pytest.approx(want, abs=1e-5)
+            assert detector.store.visits[i] == loop[i].visits
 
 
-def test_what_is_measured_is_the_mean_over_the_views() -> None:
-    block, rule = random_block(0, list(range(12))), made().rule
-    state = {"threshold": torch.linspace(-0.5, 0.5, 12), "scale": torch.full((12,), 0.1)}
-    joined = rule.measure(block, state)
-    for view in range(2):
-        rows = slice(view, None, 2)
-        alone = rule.measure(Block(block.sim_RC[rows], block.ids, block.candidate_ids, 1, block.num_negatives_R[rows]), state)
-        rest = rule.measure(Block(block.sim_RC[1 - view :: 2], block.ids, block.candidate_ids, 1, block.num_negatives_R[rows]), state)
-        torch.testing.assert_close(joined.share, (alone.share + rest.share) / 2)
-        torch.testing.assert_close(joined.height, (alone.height + rest.height) / 2)
-        torch.testing.assert_close(joined.n, alone.n)
+def drawn(detector: GloFND, visits: int, n: int, mean: float, spread: float, jump: float = 0.0, fixed: bool = False) -> list[float]:
+    """The share flagged at each visit, in units of α, of normal similarities that jump half way; the samples' own means differ."""
+    g, number, shares = torch.Generator().manual_seed(0), detector.num_samples, []
+    own, still = 0.5 * torch.randn(number, 1, generator=g), torch.randn(number, n, generator=g)
+    for visit in range(visits):
+        noise = still + 0.1 * torch.randn(number, n, generator=g) if fixed else torch.randn(number, n, generator=g)
+        sim = mean + spread * (own + noise) + (jump if visit >= visits // 2 else 0.0)
+        block = Block(sim, torch.arange(number), torch.arange(n) + number, 1, torch.full((number,), n))
+        shares.append(step(detector, block).sum().item() / (number * n * detector.alpha))
+    return shares
 
 
-def test_drift_moves_settled_thresholds_by_their_scale_and_no_others() -> None:
+@pytest.mark.parametrize(("n", "alpha", "within"), [(127, 0.01, 0.15), (127, 0.2, 0.05), (400, 0.00025, 0.5), (400, 0.00075, 0.5)])
+def test_the_share_is_held_wherever_similarities_lie(n: int, alpha: float, within: float) -> None:
+    """With αn < 1, within a factor of 1.5."""
+    shares = drawn(GloFND(400, alpha, init="quantile"), 30, n, 0.8, 0.02)[10:]
+    assert 1 / (1 + within) < sum(shares) / len(shares) < 1 + within
+
+
+def test_fixed_candidates_do_not_make_it_diverge() -> None:
+    """1,024 candidates that stay the same, α = 0.02, standard deviation 0.024."""
+    shares = drawn(GloFND(32, 0.02, init="quantile"), 40, 1024, 0.3, 0.024, fixed=True)
+    assert all(abs(share - 1) < 0.1 for share in shares[5:])
+
+
+@pytest.mark.parametrize("jump", [0.5, -0.5])
+@pytest.mark.parametrize(("alpha", "spread"), [(0.01, 0.005), (0.01, 0.1), (0.1, 0.005), (0.1, 0.1)])
+def test_a_jump_of_all_similarities_is_followed_in_a_few_visits(jump: float, alpha: float, spread: float) -> None:
+    shares = drawn(GloFND(256, alpha, init="quantile"), 40, 127, 0.0, spread, jump)
+    assert abs(sum(shares[10:20]) / 10 - 1) < 0.1
+    assert abs(sum(shares[28:31]) / 3 - 1) < 0.25
+    assert abs(sum(shares[30:]) / 10 - 1) < 0.1
+
+
+@pytest.mark.parametrize(("stretch", "shift"), [(0.01, 0.95), (0.3, -0.5), (-0.0 + 0.5, 0.0)])
+@pytest.mark.parametrize("alpha", [0.003, 0.03, 0.3])
+def test_a_shift_and_a_stretch_change_the_thresholds_alone(stretch: float, shift: float, alpha: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    one, other = (GloFND(16, alpha, init="quantile").double() for _ in range(2))
+    for visit in range(25):
+        sim = (0.2 * torch.randn(16, 100, generator=g, dtype=torch.float64) + (0.3 if visit > 12 else 0.0)).clamp(-1, 1)
+        parts = (torch.arange(16), torch.arange(100) + 16, 1, torch.full((16,), 100))
+        flagged = step(one, Block(sim, *parts))
+        assert torch.equal(flagged, step(other, Block(stretch * sim + shift, *parts)))
+    torch.testing.assert_close(other.thresholds, stretch * one.thresholds + shift, rtol=0, atol=1e-9)
+    torch.testing.assert_close(other.store.tail, stretch * one.store.tail, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("init", ["quantile", "one"])
+def test_concentrated_features_in_small_batches_stay_near_alpha(init: str) -> None:
+    """512 features with similarities of 0.963 ± 0.0095, batches of 128 with two views, α = 0.1, in all of 30 epochs."""
+    g = torch.Generator().manual_seed(0)
+    x, centre = torch.randn(512, 32, generator=g) / 32**0.5, torch.randn(1, 32, generator=g)
+    x = torch.nn.functional.normalize(x + 5 * torch.nn.functional.normalize(centre, dim=1), dim=1)
+    loss_fn = NTXent(0.1, detector=GloFND(512, alpha=0.1, init=init))  # type: ignore[arg-type]
+    for epoch in range(30):
+        flagged = negatives = 0
+        for ids in torch.randperm(512, generator=g).split(128):  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                loss_fn(*(x[ids] + 0.01 * torch.randn(128, 32, generator=g) for _ in range(2)), ids)
+            flagged, negatives = flagged + int(loss_fn.stats.flagged), negatives + int(loss_fn.stats.negatives)
+        assert 0.085 < flagged / negatives < 0.115 or (epoch == 0 and init == "one" and not flagged)
+
+
+def test_drift_moves_known_thresholds_by_their_tail_and_no_others() -> None:
     still, moving, block = made(), made(), batches(1)[0]
     for detector in (still, moving):
-        detector.store.write(torch.arange(12), {"threshold": torch.full((12,), 0.9), "evidence": torch.arange(12) % 2 * 32.0})
-    assert still.drift is not None
+        settled = {"threshold": torch.full((12,), 0.9), "tail": torch.full((12,), 0.2), "visits": torch.arange(12) % 2 * 20}
+        detector.store.write(torch.arange(12), {**settled, "spread": torch.ones(12)})
     assert moving.drift is not None
     moving.drift.fill_(-0.5)
-    moved = moving.find(block).update["threshold"] - still.find(block).update["threshold"]
+    used = [quantile.in_use(found.update, d) for found, d in ((still.find(block), torch.tensor(0.0)), (moving.find(block), moving.drift))]
     known = block.ids % 2 == 1
-    assert (moved[known] < -0.02).all()
-    assert (moved[~known] == 0).all()
+    assert (used[1] - used[0])[known].max() < -0.02
+    torch.testing.assert_close(used[1][~known], used[0][~known], rtol=0, atol=1e-6)
+
+
+def test_drift_is_learned_where_all_thresholds_are_off() -> None:
+    detector = GloFND(400, 0.05, init="quantile")
+    assert detector.drift is not None
+    drawn(detector, 20, 100, 0.0, 0.1)
+    assert abs(detector.drift.item()) < 0.2
+    g = torch.Generator().manual_seed(1)
+    for visit in range(15):  # the tail shrinks, visit by visit; the mean stays
+        sim = 0.1 * 0.97**visit * torch.randn(400, 100, generator=g)
+        step(detector, Block(sim, torch.arange(400), torch.arange(100) + 400, 1, torch.full((400,), 100)))
+    assert detector.drift.item() < -0.2
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_kin_are_above_the_new_threshold_not_the_old(rule: str) -> None:
     detector = made(rule, init="quantile")
     for block in batches(30):
-        flagged = step(detector, block)
-        new = detector.thresholds[block.row_ids].unsqueeze(1)
-        assert torch.equal(flagged, block.sim_RC > new)
+        found = detector.find(block)
+        level = found.update["threshold"] if detector.drift is None else quantile.in_use(found.update, detector.drift)
+        level = level.clamp(-1, 1).masked_fill(level >= 1, torch.inf).repeat_interleave(2)
+        assert found.levels[0].kin_above_R is not None
+        torch.testing.assert_close(found.levels[0].kin_above_R, level, rtol=0, atol=1e-6)
+        detector.observe(block.ids, found.update)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -98,8 +170,6 @@ def test_kin_are_above_the_new_threshold_not_the_old(rule: str) -> None:
 def test_find_reads_and_observe_writes(rule: str, shared: bool) -> None:
     detector, block = made(rule, shared=shared), batches(1)[0]
     before, sim = {k: v.clone() for k, v in detector.state_dict().items()}, block.sim_RC.clone()
-    if detector.surveys:
-        detector.settle(detector.survey(block))
     found = detector.find(block)
     assert all(torch.equal(before[k], v) for k, v in detector.state_dict().items())
     assert torch.equal(block.sim_RC, sim)
@@ -127,7 +197,6 @@ def test_alpha_zero_says_nothing_at_all(shared: bool) -> None:
     found = detector.find(batches(1)[0])
     assert found.levels[0].kin is None
     assert not found.update
-    assert not detector.surveys
 
 
 def test_a_threshold_of_one_flags_nobody_even_where_rounding_goes_over_one() -> None:
@@ -137,7 +206,7 @@ def test_a_threshold_of_one_flags_nobody_even_where_rounding_goes_over_one() -> 
     assert not kin(GloFND(1, 0.5).eval(), block).any()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
 def test_the_first_visit_with_quantile_sets_the_threshold_to_the_quantile_of_that_visit(rule: str) -> None:
     detector, block = made(rule, init="quantile"), batches(1)[0]
     step(detector, block)
@@ -164,8 +233,8 @@ def test_duplicates_store_the_mean_of_their_proposals(rule: str) -> None:
     block = random_block(77, [4, 1, 4, 2, 5])
     update = detector.find(block).update
     detector.observe(block.ids, update)
-    assert detector.thresholds[4].item() == pytest.approx(update["threshold"][[0, 2]].mean().item(), abs=1e-6)
-    assert detector.thresholds[1] == update["threshold"][1]
+    assert detector.store.threshold[4].item() == pytest.approx(update["threshold"][[0, 2]].mean().item(), abs=1e-6)
+    assert detector.store.threshold[1] == update["threshold"][1]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -202,10 +271,10 @@ def test_the_order_of_candidates_changes_nothing(rule: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 1000), alpha=st.floats(0.001, 1), constant=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_thresholds_stay_in_range_whatever_comes(rule: str, seed: int, alpha: float, constant: bool) -> None:
     detector = made(rule, alpha, init="quantile" if seed % 2 else "one")
-    for block in batches(30, seed=seed):
+    for block in batches(12, seed=seed):
         if constant:
             block = block_of(torch.ones(10, 3) + 0.1 * (seed % 3) * torch.randn(10, 3), block.ids, 2)
         step(detector, block)
@@ -216,7 +285,7 @@ def test_thresholds_stay_in_range_whatever_comes(rule: str, seed: int, alpha: fl
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_shared_threshold_learns_the_share_of_all(rule: str) -> None:
-    detector, g = GloFND(40, 0.2, rule=rule, lr=LR[rule] / 2, shared=True), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
+    detector, g = GloFND(40, 0.2, rule=rule, lr=LR.get(rule, 1) / 2, shared=True), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
     shares = []
     for _ in range(150):
         block = block_of(torch.randn(20, 6, generator=g), torch.randperm(40, generator=g)[:20])
@@ -226,14 +295,13 @@ def test_one_shared_threshold_learns_the_share_of_all(rule: str) -> None:
     assert len(detector.thresholds.unique()) == 1  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("init", ["one", "quantile"])
-@pytest.mark.parametrize("turn", [0.0, 0.02])
+@pytest.mark.parametrize(("init", "turn"), [("one", 0.0), ("quantile", 0.02)])
 def test_tracking_learns_the_quantile_and_holds_the_share(init: str, turn: float) -> None:
-    """The benchmark in small: 1,024 samples, batches of 64, α = 0.05, 60 visits; frozen, and turning."""
+    """The benchmark in small: 1,024 samples, batches of 64, α = 0.05, 40 visits; frozen, and turning."""
     g = torch.Generator().manual_seed(0)
     here, there = (torch.nn.functional.normalize(torch.randn(1024, 16, generator=g), dim=1) for _ in range(2))
     detector, shares = GloFND(1024, 0.05, init=init), []  # type: ignore[arg-type]
-    for visit in range(60):
+    for visit in range(40):
         z = torch.nn.functional.normalize(here + turn * visit * there, dim=1)
         flagged = 0
         for ids in torch.randperm(1024, generator=g).view(-1, 64):
@@ -241,9 +309,9 @@ def test_tracking_learns_the_quantile_and_holds_the_share(init: str, turn: float
         shares.append(flagged / (1024 * 63) / 0.05)
     sim = (z @ z.T).fill_diagonal_(-torch.inf)
     exact = quantiles(sim, 0.05)
-    assert (detector.thresholds - exact).abs().mean() < (0.012 if turn == 0 else 0.03)
+    assert (detector.thresholds - exact).abs().mean() < (0.016 if turn == 0 else 0.03)
     assert sum(shares[-10:]) / 10 == pytest.approx(1, abs=0.06)
-    assert all(abs(share - 1) < 0.15 for share in shares[30:])
+    assert all(abs(share - 1) < 0.15 for share in shares[20:])
 
 
 def quantiles(sim: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -256,6 +324,9 @@ def quantiles(sim: torch.Tensor, alpha: float) -> torch.Tensor:
     [
         ({"num_samples": 0, "alpha": 0.1}, r"`num_samples` \(=0\) must be at least 1"),
         ({"num_samples": 3, "alpha": 1.3}, r"`alpha` \(=1.3\) must be in \[0, 1\]"),
+        ({"num_samples": 3, "alpha": torch.tensor([0.1, 0.2])}, r"`alpha` \(=\(2,\)\) must be a number or have the shape \(3,\)"),
+        ({"num_samples": 2, "alpha": torch.tensor([0.1, 1.2])}, r"`alpha` \(=0.1 to 1.2\) must be in \[0, 1\] for every sample"),
+        ({"num_samples": 2, "alpha": torch.tensor([0.1, 0.2]), "shared": True}, r"`alpha` must be one number where `shared` is set"),
         ({"num_samples": 3, "alpha": 0.1, "rule": "rprop"}, r"`rule` \(='rprop'\) must be one of tracking, adam, sgd"),
         ({"num_samples": 3, "alpha": 0.1, "init": "zero"}, r"`init` \(='zero'\) must be one of one, quantile"),
         ({"num_samples": 3, "alpha": 0.1, "lr": 0.0}, r"`lr` \(=0.0\) must be above 0"),
@@ -270,6 +341,44 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_an_id_out_of_range_is_named() -> None:
     with pytest.raises(ValueError, match=r"`ids` \(=12\) must be in \[0, 12\)"):
         made().find(random_block(0, [0, 12]))
+
+
+def test_an_alpha_for_each_sample() -> None:
+    alpha = torch.tensor([0.0, 0.05, 0.3]).repeat(100)
+    detector, shares = GloFND(300, alpha, init="quantile"), torch.zeros(300)
+    g = torch.Generator().manual_seed(0)
+    for visit in range(30):
+        block = Block(0.1 * torch.randn(300, 120, generator=g), torch.arange(300), torch.arange(120) + 300, 1, torch.full((300,), 120))
+        flagged = step(detector, block)
+        assert not flagged[::3].any()
+        shares += flagged.float().mean(1) / 20 if visit >= 10 else 0
+    assert shares.view(-1, 3).mean(0).tolist() == pytest.approx(alpha[:3].tolist(), rel=0.1)
+    assert (detector.thresholds[::3] == 1).all()
+    assert detector.alpha == pytest.approx(0.35 / 3)
+    assert not any("alpha" in name for name in detector.state_dict())
+    assert repr(detector).startswith("GloFND(num_samples=300, alpha=<300 in [0, 0.3]>, rule='tracking'")
+    assert not kin(detector.eval(), block)[::3].any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_alpha_for_all_is_the_same_as_equal_ones(rule: str) -> None:
+    one, each = (GloFND(12, alpha, rule=rule, init="quantile", lr=0.1) for alpha in (0.25, torch.full((12,), 0.25)))  # type: ignore[arg-type]
+    for block in batches(12):
+        assert torch.equal(step(one, block), step(each, block))
+    assert torch.equal(one.thresholds, each.thresholds)
+
+
+def test_alpha_zero_for_every_sample_says_nothing_at_all() -> None:
+    assert not GloFND(12, torch.zeros(12)).find(batches(1)[0]).update
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_default_rate_moves_thresholds(rule: str) -> None:
+    """From 1 to similarities around 0 in 200 visits at α = 0.01."""
+    detector = GloFND(64, 0.01, rule=rule)  # type: ignore[arg-type]
+    shares = drawn(detector, 200, 127, 0.0, 0.1)
+    assert 0.5 < sum(shares[150:]) / 50 < 1.5
+    assert detector.thresholds.max() < 0.6
 
 
 def test_repr_is_the_call() -> None:

@@ -1,6 +1,8 @@
-"""The batch's own quantile, and the counting of what is above a level."""
+"""The visit's own quantile, the normal distribution's levels, and the common drift."""
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -33,7 +35,25 @@ def test_drift_goes_where_the_share_is_off_and_rests_where_it_is_right() -> None
     assert quantile.followed(zero, expected, expected * 2) > 0
     assert quantile.followed(zero, expected, expected * 0) < 0
     assert quantile.followed(zero, zero, zero) == 0
-    drift = torch.tensor(1.0, dtype=torch.float64)
-    for _ in range(2000):
-        drift = quantile.followed(drift, expected, expected)
-    assert abs(drift.item()) < 1e-3
+    for found in (0.0, 1e9):
+        drift = zero
+        for _ in range(200):
+            drift = quantile.followed(drift, expected, torch.tensor(found, dtype=torch.float64))
+        assert abs(drift.item()) == 2
+
+
+@pytest.mark.parametrize("share", [1e-5, 0.01, 0.3, 0.9])
+def test_normal_level_and_excess(share: float) -> None:
+    normal = torch.randn(400_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    level = quantile.normal_level(torch.tensor(share, dtype=torch.float64))
+    assert NormalDist().cdf(-level.item()) == pytest.approx(share, rel=1e-6)
+    if share > 1e-3:
+        excess = quantile.normal_excess(torch.tensor(share, dtype=torch.float64)).item()
+        assert excess == pytest.approx((normal[normal > level] - level).mean().item(), rel=0.03)
+
+
+def test_batch_quantile_with_an_alpha_for_each_row() -> None:
+    rows = torch.rand(3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alpha = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    got = quantile.batch_quantile(rows, torch.full((3,), 50), alpha)
+    assert got.tolist() == pytest.approx([quantile.batch_quantile(rows[[i]], torch.tensor([50]), alpha[i].item()).item() for i in range(3)])

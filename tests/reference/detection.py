@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from torch import Tensor
 
@@ -49,24 +50,54 @@ def quantile(values: list[float], share_above: float) -> float:
     return ordered[first] + (place - first) * (ordered[second] - ordered[first])
 
 
+def _level(share: float) -> float:
+    """What the share of a standard normal distribution lies above."""
+    return NormalDist().inv_cdf(1 - share)
+
+
+def _excess(share: float) -> float:
+    return NormalDist().pdf(_level(share)) / share - _level(share)
+
+
 @dataclass
 class Tracked:
-    """One sample's threshold under the rule "tracking", without the common drift."""
+    """One sample's threshold under the rule "tracking"; `drift` is given. `value` is the stored one, `used` that of the last visit."""
 
     value: float = 1.0
-    scale: float = 0.05
-    evidence: float = 0.0
+    tail: float = 0.0
+    mean: float = 0.0
+    spread: float = 0.0
+    visits: int = 0
+    used: float = 1.0
 
-    def visit(self, row: list[float], alpha: float, lr: float) -> None:
+    def visit(self, row: list[float], alpha: float, drift: float = 0.0) -> None:
         negatives = [s for s in row if s != -math.inf]
         n = len(negatives)
-        peaks = [s - self.value for s in negatives if s > self.value]
-        ratio = len(peaks) / n / alpha
-        by_height = sum(min(x / self.scale, 1.0) for x in peaks) / n / alpha / (1 - math.exp(-1))
-        trust = min(0.25, alpha * n / (alpha * n + self.evidence))
+        mean = sum(negatives) / n
+        spread = math.sqrt(max(0.0, sum((s - mean) ** 2 for s in negatives) / n))
+        share = min(0.999, max(alpha, min(0.5, 1 / n)))
+        fresh = self.visits == 0
+        if fresh or abs(mean - self.mean) > self.spread * max(0.5, 6 / math.sqrt(n)):
+            rate, self.visits = 1.0, min(self.visits, 2)
+        else:
+            rate = max(1 / 8, 1 / (self.visits + 1))
+        self.value += rate * (mean - self.mean)
+        self.mean += rate * (mean - self.mean)
+        self.spread += rate * (spread - self.spread)
+        if fresh:
+            to_top = _level(min(0.5, math.exp(-0.5772156649015329) / n)) - _level(share)
+            self.tail = self.spread * _excess(share)
+            one, other = max(negatives) - self.spread * to_top, mean + self.spread * _level(share)
+            self.value = (one + other) / 2 + self.tail * math.log(share / alpha)
+        level = self.value + self.tail * ((0.0 if fresh else drift) - math.log(share / alpha))
+        peaks = [s - level for s in negatives if s > level]
+        expected = share * n
+        ratio = len(peaks) / expected
+        trust = expected / (expected + min(16.0, expected * self.visits) + 1)
         mixed = 1 + trust * (ratio - 1)
         if peaks:
-            self.scale = max(1e-3, self.scale * (1 + trust * (by_height - ratio) / mixed))
-        self.evidence = min(32.0, max(0.0, self.evidence + alpha * n * (ratio - 0.5)))
-        lost = (not peaks and self.evidence == 0) or (ratio < 0.5 and alpha * n * (1 - ratio) ** 2 > 16)
-        self.value = min(1.0, max(-1.0, self.value + (-lr if lost else self.scale * math.log(mixed))))
+            self.tail = ((1 - trust) * self.tail + trust * sum(peaks) / expected) / mixed
+        level += max(self.tail, self.spread * _excess(share) / 2) * math.log(mixed)
+        self.used = level + self.tail * math.log(share / alpha)
+        self.value = self.used - 0.9 * drift * self.tail
+        self.visits += 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import OnHost
+from kinfolk.stores.exact import Exact
 
 Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
@@ -32,7 +32,7 @@ class Found:
     update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Detector(OnHost, ABC):
+class Detector(Exact, ABC):
     """Abstract. Says which candidates are kin of each anchor.
 
     `find` reads, `observe` writes (training only, once per step, without gradient), `refresh` is the once-per-epoch step.
@@ -57,8 +57,6 @@ class Detector(OnHost, ABC):
     """Whether it says nothing but a level of each anchor (`Roles.kin_above_R`), above which candidates are kin."""
     addresses: ClassVar[bool] = False
     """Whether it reads or writes by sample id, so that a call without ids would speak of the wrong samples."""
-    surveys: ClassVar[bool] = False
-    """True where `find` needs a statistic of the whole batch first: the engine then calls `survey` on every block before any `find`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,14 +71,6 @@ class Detector(OnHost, ABC):
     @abstractmethod
     def find(self, block: Block) -> Found:
         """Says who is kin in this block, with the state this step leads to; writes nothing."""
-
-    def survey(self, block: Block) -> Tensor:
-        """(b, …) what the first pass measures for each sample of the block; only where `surveys`."""
-        raise NotImplementedError(f"{type(self).__name__} takes no survey")
-
-    def settle(self, measured: Tensor) -> None:
-        """Receives the survey of all samples of all ranks, before the first `find` of the step; only where `surveys`."""
-        raise NotImplementedError(f"{type(self).__name__} takes no survey")
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a

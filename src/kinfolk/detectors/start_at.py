@@ -39,21 +39,11 @@ class StartAt(Detector):
     def leveled(self) -> bool:  # type: ignore[override]
         return self.detector.leveled
 
-    @property
-    def surveys(self) -> bool:  # type: ignore[override]
-        return self.detector.surveys and self.epoch >= self.update_from
-
     def find(self, block: Block) -> Found:
         if self.epoch < self.update_from:
             return Found((Roles(),))
         found = self.detector.find(block)
         return found if self.epoch >= self.start else Found((Roles(),), found.update)
-
-    def survey(self, block: Block) -> Tensor:
-        return self.detector.survey(block)
-
-    def settle(self, measured: Tensor) -> None:
-        self.detector.settle(measured)
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         self.detector.observe(ids, update, sound)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import quantile
-from kinfolk.detectors.peaks import peaks
-from kinfolk.detectors.quantile import State, Visit
+from kinfolk.detectors.peaks import moments, peaks
+from kinfolk.detectors.quantile import Seen, State, Visit
 from kinfolk.pairs import Block
 
 Name = Literal["tracking", "adam", "sgd"]
@@ -22,20 +22,17 @@ Init = Literal["one", "quantile"]
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """How a threshold per sample is learned. Holds no state: it maps state to state.
+    """How a threshold per sample is learned. Holds no state: it maps state to state. `alpha` is (b,) everywhere.
 
     Args: as `GloFND`.
     """
 
     name: Name
-    alpha: float
     lr: float
     betas: tuple[float, ...]
     init: Init
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"`alpha` (={self.alpha}) must be in [0, 1]")
         if self.name not in get_args(Name):
             raise ValueError(f"`rule` (={self.name!r}) must be one of {', '.join(get_args(Name))}")
         if self.init not in get_args(Init):
@@ -47,45 +44,59 @@ class ThresholdRule:
 
     def fields(self) -> dict[str, float]:
         """The state of a sample before its first visit."""
-        own: dict[Name, dict[str, float]] = {"sgd": {}, "adam": {"m": 0.0, "v": 0.0}, "tracking": {"scale": self.lr, "evidence": 0.0}}
+        tracked = {"tail": 0.0, "mean": 0.0, "spread": 0.0}
+        own: dict[Name, dict[str, float]] = {"sgd": {}, "adam": {"m": 0.0, "v": 0.0}, "tracking": tracked}
         return {"threshold": 1.0, "visits": 0, **own[self.name]}
 
-    def fresh(self, state: State) -> Tensor:
-        """(b,) whose first visit this is, where the first visit only sets the threshold."""
-        return (state["visits"] == 0) & (self.init == "quantile")
-
-    def measure(self, block: Block, state: State) -> Visit:
-        """What this block says of the thresholds in `state`."""
-        level_R = state["threshold"].repeat_interleave(block.num_views)
+    def measure(self, block: Block, level_b: Tensor) -> Visit:
+        """What this block counts at the levels."""
+        level_R = level_b.repeat_interleave(block.num_views)
         n_R = block.num_negatives_R.to(level_R.dtype)
         per_R = 1 / n_R.clamp(min=1)
-        scale_R = state["scale"].repeat_interleave(block.num_views) if self.name == "tracking" else torch.ones_like(level_R)
-        number_R, height_R = (rows.to(per_R.dtype) for rows in peaks(block, level_R, scale_R))
-        return Visit(*(block.over_views(rows) for rows in (number_R * per_R, height_R * per_R, n_R)))
+        number_R, excess_R = (rows.to(per_R.dtype) for rows in peaks(block, level_R))
+        return Visit(*(block.over_views(rows) for rows in (number_R * per_R, excess_R * per_R, n_R)))
 
-    def own_quantile(self, block: Block, wanted_b: Tensor) -> Tensor:
-        """(b,) the quantile over each wanted sample's views and negatives of this block; 1 elsewhere."""
-        sim_bM = block.sim_RC.reshape(len(block.ids), -1)[wanted_b]
-        n_b = block.num_negatives_R.view(-1, block.num_views).sum(1)[wanted_b]
-        own_b = torch.ones(len(block.ids), dtype=torch.float64, device=wanted_b.device)
-        own_b[wanted_b] = quantile.batch_quantile(sim_bM, n_b, self.alpha)
-        return own_b
+    def track(self, block: Block, state: State, alpha: Tensor, drift: Tensor) -> tuple[State, Tensor, State]:
+        """A visit under "tracking": the new state, the thresholds of this visit, and for the drift how many were expected and found."""
+        before, jump = quantile.moved(state, look(block, state["threshold"].dtype), alpha)
+        n_b = block.over_views(block.num_negatives_R.to(alpha.dtype))
+        visit = self.measure(block, quantile.counting_level(before, n_b, alpha, drift))
+        new, level_b = quantile.tracking_step(before, visit, alpha, drift)
+        known, expected = ~jump & (n_b > 0), quantile.expected_above(n_b, alpha)
+        return new, level_b, {"expected": expected.where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
 
-    def step(self, state: State, visit: Visit) -> State:
-        """The state after a visit that is not a first one to set the threshold."""
+    def step(self, block: Block, state: State, alpha: Tensor) -> State:
+        """A visit under "adam" or "sgd": the new state."""
+        new = self.descend(state, self.measure(block, state["threshold"]), alpha)
+        if self.init == "one":
+            return new
+        fresh = state["visits"] == 0
+        first = self.started(state, own_quantile(block, alpha, fresh))
+        return {name: first[name].where(fresh, rows) for name, rows in new.items()}
+
+    def descend(self, state: State, visit: Visit, alpha: Tensor) -> State:
+        """One step of "adam" or "sgd" from what was counted at the thresholds."""
         visits = state["visits"] + 1
         if self.name == "sgd":
-            new = quantile.sgd_step(state, visit, self.alpha, self.lr)
-        elif self.name == "adam":
-            updates = (visits - int(self.init == "quantile")).clamp(min=1)
-            new = quantile.adam_step(state, visit, self.alpha, self.lr, self.betas, updates)
-        else:
-            new = quantile.tracking_step(state, visit, self.alpha, self.lr)
-        return {**new, "visits": visits}
+            return {**quantile.sgd_step(state, visit, alpha, self.lr), "visits": visits}
+        updates = (visits - int(self.init == "quantile")).clamp(min=1)
+        return {**quantile.adam_step(state, visit, alpha, self.lr, self.betas, updates), "visits": visits}
 
-    def start(self, state: State, visit: Visit, own: Tensor) -> State:
+    def started(self, state: State, own: Tensor) -> State:
         """The state after a first visit that sets the threshold to `own`, the quantile of that visit."""
-        new = {**state, "threshold": own.to(state["threshold"].dtype), "visits": state["visits"] + 1}
-        if self.name == "tracking":
-            new["evidence"] = (self.alpha * visit.n).clamp(max=quantile.EVIDENCE)
-        return new
+        return {**state, "threshold": own.to(state["threshold"].dtype), "visits": state["visits"] + 1}
+
+
+def look(block: Block, dtype: torch.dtype) -> Seen:
+    """What this block shows of its samples before any level is set: means over their views."""
+    values = (*moments(block.sim_RC), block.num_negatives_R)
+    return Seen(*(block.over_views(rows.to(dtype)) for rows in values))
+
+
+def own_quantile(block: Block, alpha: Tensor, wanted_b: Tensor) -> Tensor:
+    """(b,) the quantile over each wanted sample's views and negatives of this block; 1 elsewhere."""
+    if wanted_b.device.type == "cpu" and not bool(wanted_b.any()):  # on a CPU looking costs nothing, and saves a selection
+        return torch.ones(len(block.ids), dtype=torch.float64)
+    n_b = block.num_negatives_R.view(-1, block.num_views).sum(1)
+    own_b = quantile.batch_quantile(block.sim_RC.reshape(len(block.ids), -1), n_b, alpha.double())
+    return own_b.where(wanted_b, 1.0)

@@ -126,7 +126,7 @@ def run_kin(
     z_NVD = torch.stack(parts, 1)
     detector = framework.detectors[0] if len(framework.detectors) == 1 else None  # several see parts of the embedding
     learner = None if detector is None else next((part for part in detector.modules() if isinstance(part, GloFND)), None)
-    own = None if learner is None else learner.alpha
+    own = None if learner is None or learner.alphas is not None else learner.alpha  # an α of each sample's own has no exact peer here
     share = alpha or own or ALPHA
     anchors = ids if num <= most_anchors else torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most_anchors].sort().values
     find = None if detector is None else lambda block: detector.find(block).levels

@@ -36,7 +36,7 @@ def bounds_of(compared: Compared) -> list[Bound]:
     detector: Detector | None = compared.detector
     while isinstance(detector, StartAt):
         detector = detector.detector
-    if isinstance(detector, GloFND) and detector.alpha > 0:
+    if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
         return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
     if isinstance(detector, FNC) and detector.fraction is not None:
         return [Bound("threshold", detector.fraction, None)]

@@ -29,12 +29,12 @@ class OnHost(nn.Module):
 
 
 class Exact(OnHost, ABC):
-    """Abstract. A module whose buffers move to another device as any module's, but are never cast to 16 bits."""
+    """Abstract. A module whose own buffers move to another device as any module's, but are never cast to 16 bits."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
-        before = dict(self.named_buffers())
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
-        for name, field in list(self.named_buffers()):
+        for name, field in list(self.named_buffers(recurse=False)):
             if field.dtype in COARSE:
                 setattr(self, name, before[name].to(field.device))
         return self
