@@ -39,7 +39,7 @@ class Across:
     def __init__(self, temperature: float | Tensor) -> None:
         self.temperature = temperature
         self.d_own: list[Tensor] = []  # (R, P) by the similarities of the own pairs, which are one for both directions
-        self.d_temperature: Tensor = torch.zeros(())  # with these and lse held
+        self.d_temperature: Tensor | None = None  # with these and lse held
         self._noted: list[tuple[Tensor, ...]] = []
 
     def note(self, roles: Roles, weighed: Weighed, terms: Terms, share: float) -> None:
@@ -56,7 +56,8 @@ class Across:
         self._noted.append((log_factor_R, above_R, cut_R))
         self.d_own.append(terms.d_own_RP * share)
         if terms.d_temperature_R is not None:
-            self.d_temperature = self.d_temperature.to(lse_R) + terms.d_temperature_R.sum() * share
+            of_block = terms.d_temperature_R.sum() * share
+            self.d_temperature = of_block if self.d_temperature is None else self.d_temperature + of_block
 
     def settle(self, sizes: list[int] | None) -> None:
         """Joins what was noted of all blocks and ranks; between the two directions."""

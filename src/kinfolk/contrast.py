@@ -208,7 +208,8 @@ class _Gradient:
         self.by_anchor, self.by_own = list[Tensor](), list[Tensor]()
         moving = self.wanted and contrast.pairs.candidates.requires_grad  # a queue or a bank is not
         self.by_candidate = torch.zeros_like(candidates_CD) if moving else None
-        self.by_temperature = anchors_AD.new_zeros(()) if self.takes is None else self.takes.d_temperature
+        given = None if self.takes is None else self.takes.d_temperature
+        self.by_temperature = anchors_AD.new_zeros(()) if given is None else given
 
     def add(
         self,

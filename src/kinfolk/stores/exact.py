@@ -51,7 +51,7 @@ def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too sm
 
 def finite(loss: Tensor) -> Tensor:
     """Whether a loss is, without dimensions and on its device: what the `sound` of a write is made of."""
-    return loss.detach().isfinite().all()
+    return (loss.detach() - loss.detach()) == 0  # two launches, where `isfinite` has four
 
 
 def skips(sound: Tensor | None) -> bool:
