@@ -52,7 +52,9 @@ def test_levels_are_their_masks(action: Action, min_negatives: int, low: float |
             sim_RC = block.sim_RC
             high_R, low_R = (None if level is None else sim_RC.new_full((len(sim_RC),), level) for level in (high, low))
             if not self.masked:
-                return Found((Roles(kin=None if high_R is None else Interval(high_R), drop=None if low_R is None else Interval(upper_R=low_R)),))
+                return Found(
+                    (Roles(kin=None if high_R is None else Interval(high_R), drop=None if low_R is None else Interval(upper_R=low_R)),)
+                )
             drop_RC = None if low is None else (sim_RC < low) & (sim_RC < sim_RC.amax(1, keepdim=True).clamp(max=low))
             return Found((Roles(kin=None if high is None else Mask(sim_RC > high), drop=None if drop_RC is None else Mask(drop_RC)),))
 

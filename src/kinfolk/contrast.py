@@ -17,6 +17,7 @@ Dimension key: A anchors, C candidates, D embedding, P own positives, R rows of 
 from __future__ import annotations
 
 import functools
+from functools import partial
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ from kinfolk.compiling import compiled
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Roles, Weighed, weigh
 from kinfolk.pairs import LEFT_OUT, Block, Pairs, own_matches
-from kinfolk.stats import Stats, count, measure
+from kinfolk.stats import Labels, Stats, alike_similarity, count, summed
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
 """Similarities at a time; on a CPU as many as stay in the cache between two passes, and make a product large enough to be fast."""
@@ -44,15 +45,15 @@ class Rows:
     """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
 
     `temperature` is a number or a tensor without dimensions, or (R,) where each row has its own, and then `mean_sim_R`, the s̄ above, is
-    there too. Of the attracted kin: their number, Σ y, Σ y s and, for objectives that pool them inside the logarithm, log Σ y exp(s / t);
-    all 0 (−inf) without any. `degree_RP` is there where the pairs have degrees."""
+    there too. `flagged_R` is the number of kin, `weight_R` Σ w. Of attracted kin: Σ y, Σ y s and, for objectives that pool them inside the logarithm, log Σ y exp(s / t);
+    None where none are attracted. `degree_RP` is there where the pairs have degrees."""
 
     own_RP: Tensor
     lse_R: Tensor
-    log_weight_R: Tensor
-    kin_number_R: Tensor
-    kin_mass_R: Tensor
-    kin_sum_R: Tensor
+    weight_R: Tensor
+    flagged_R: Tensor
+    kin_mass_R: Tensor | None
+    kin_sum_R: Tensor | None
     kin_lse_R: Tensor | None
     ids: Tensor
     num_views: int
@@ -73,7 +74,7 @@ class Terms:
     loss_R: Tensor
     d_lse_R: Tensor
     d_own_RP: Tensor
-    d_kin_R: Tensor
+    d_kin_R: Tensor | None = None
     d_kin_lse_R: Tensor | None = None
     d_temperature_R: Tensor | None = None
     update: Mapping[str, Tensor] = field(default_factory=dict)
@@ -91,14 +92,14 @@ class Contrast:
     terms: Callable[[Rows], Terms]
     policy: Policy
     detector: Detector | None = None
-    labels: Tensor | None = None
+    labels: Labels | None = None
     block_rows: int | None = None
     sizes: list[int] | None = None
     compile: bool = False
     gives: Across | None = None
     takes: Across | None = None
     with_gradient: bool = field(init=False, default=False)
-    stats: Stats = field(init=False)
+    stats: Callable[[], Stats] = field(init=False)
     found: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)
     updates: list[list[Mapping[str, Tensor]]] = field(init=False, default_factory=list)
 
@@ -118,7 +119,7 @@ class Contrast:
         num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
         _keep_freed_memory()
         gradient = _Gradient(self, anchors_AD, candidates_CD, own_AP)
-        total, counts = anchors_AD.new_zeros(()), list[Tensor]()
+        total, counts = list[Tensor](), list[Tensor | tuple[Tensor, Tensor]]()
         for rows, block in self._blocks(anchors_AD, candidates_CD):
             found = _NOTHING if self.detector is None else self.detector.find(block)
             temperature = self.temperature[rows] if isinstance(self.temperature, Tensor) and self.temperature.ndim else self.temperature
@@ -130,10 +131,11 @@ class Contrast:
                 weighed = compiled(weigh, self.compile)(
                     sim_RC, block.num_negatives_R, roles, self.policy, temperature, self.labels is not None
                 )
-                counts.append(count(block, weighed.flagged_R, weighed.kin_RC, alike))
+                rows_of = block.num_negatives_R, weighed.flagged_R
+                counts.append(rows_of if alike is None else count(*rows_of, weighed.kin_RC, alike, block.num_views))
                 mean_RD = weighed.share_RC @ candidates_CD if isinstance(temperature, Tensor) and temperature.ndim else None
                 terms = self.terms(self._told(rows, block, own_AP, weighed, temperature, mean_RD, anchors_AD))
-                total += terms.loss_R.sum() * share
+                total.append(terms.loss_R.sum() * share)
                 proposed.append(terms.update)
                 if self.gives is not None:
                     self.gives.note(roles, weighed, terms, share)
@@ -141,9 +143,10 @@ class Contrast:
                     gradient.add(rows, weighed, terms, share, temperature, push_RC, mean_RD)
             self.found.append(found.update)
             self.updates.append(proposed)
-        similar = measure(anchors_AD, candidates_CD, own_AP, self.pairs, self.labels)
-        self.stats = Stats.from_counts(torch.cat((torch.stack(counts).sum(0), similar)))
-        return total, gradient.parts()
+        views_AP = own_AP if self.pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are keys
+        alike = None if self.labels is None else alike_similarity(anchors_AD, candidates_CD, self.pairs, self.labels)
+        self.stats = partial(summed, counts, views_AP, alike)
+        return total[0] if len(total) == 1 else torch.stack(total).sum(), gradient.parts()
 
     def _told(
         self,
@@ -155,17 +158,14 @@ class Contrast:
         mean_RD: Tensor | None,
         anchors_AD: Tensor,
     ) -> Rows:
-        none_R = weighed.flagged_R if weighed.pull_R is None else weighed.pull_R
-        attracted = weighed.pull_R is not None
-        zero_R = none_R if attracted else torch.zeros_like(none_R)
         return Rows(
             own_RP=own_AP[rows],
             lse_R=weighed.lse_R,
-            log_weight_R=weighed.weight_R.log(),
-            kin_number_R=weighed.flagged_R if attracted else zero_R,
-            kin_mass_R=zero_R if weighed.mass_R is None else weighed.mass_R,
-            kin_sum_R=zero_R if weighed.pull_R is None else weighed.pull_R,
-            kin_lse_R=torch.full_like(zero_R, -torch.inf) if self.policy.pools_kin and not attracted else weighed.kin_lse_R,
+            weight_R=weighed.weight_R,
+            flagged_R=weighed.flagged_R,
+            kin_mass_R=weighed.mass_R,
+            kin_sum_R=weighed.pull_R,
+            kin_lse_R=weighed.kin_lse_R,
             ids=block.ids,
             num_views=block.num_views,
             temperature=temperature,
@@ -203,7 +203,7 @@ class _Gradient:
     def __init__(self, contrast: Contrast, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> None:
         self.anchors_AD, self.candidates_CD = anchors_AD, candidates_CD
         self.takes = contrast.takes if contrast.with_gradient else None
-        self.pools, self.wanted = contrast.policy.pools_kin, contrast.with_gradient
+        self.wanted = contrast.with_gradient
         self.learned = self.wanted and isinstance(contrast.temperature, Tensor) and contrast.temperature.ndim == 0
         self.by_anchor, self.by_own = list[Tensor](), list[Tensor]()
         moving = self.wanted and contrast.pairs.candidates.requires_grad  # a queue or a bank is not
@@ -228,7 +228,8 @@ class _Gradient:
         if push_RC is not None:
             d_sim_RC = torch.addcmul(push_RC, d_sim_RC, scale_R1)
         elif weighed.target_RC is not None:
-            by_kin_R = terms.d_kin_R if not self.pools or terms.d_kin_lse_R is None else terms.d_kin_lse_R / temperature
+            by_kin_R = terms.d_kin_lse_R / temperature if terms.d_kin_lse_R is not None else terms.d_kin_R
+            assert by_kin_R is not None
             d_sim_RC = d_sim_RC.mul_(scale_R1).addcmul_(weighed.target_RC, (by_kin_R * share).unsqueeze(1))
         by_anchor_RD = d_sim_RC @ self.candidates_CD if mean_RD is None or not outside else mean_RD
         if outside:
@@ -239,7 +240,7 @@ class _Gradient:
         if self.learned:  # Σ s·∂loss/∂s, less what kin have of it, is −t·∂loss/∂t by way of lse
             assert terms.d_temperature_R is not None, "the objective gives no derivative by the temperature"
             by_lse = (by_anchor_RD * anchors_RD).sum()
-            if weighed.pull_R is not None:
+            if weighed.pull_R is not None and terms.d_kin_R is not None:
                 by_lse = by_lse - share * (terms.d_kin_R * weighed.pull_R).sum()
             self.by_temperature = self.by_temperature + share * terms.d_temperature_R.sum() - by_lse / temperature
 

@@ -169,9 +169,7 @@ class Weighed:
     cut_R: Tensor | None = None
 
 
-def weigh(
-    sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False
-) -> Weighed:
+def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False) -> Weighed:
     """Similarities → selection → weights and targets → softmax. Overwrites `sim_RC`.
 
     Args:
@@ -236,9 +234,7 @@ def select(sim_RC: Tensor, roles: Roles, drops: bool = True) -> tuple[Tensor | N
     return kin_RC, drop_RC
 
 
-def spare(
-    sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, min_negatives: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, min_negatives: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
     to which they were spared; of equals at that similarity, up to rounding, all are."""
     lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)

@@ -6,6 +6,7 @@ R rows of a block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -133,8 +134,9 @@ def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple
     return row_M, order_C[first_R[row_M] + within_M]
 
 
-def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
-    """The SimCLR pattern on unit-norm embeddings: every view is an anchor, every view is a candidate, the other view is the positive."""
+def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[[Tensor], Tensor] | None = None) -> Pairs:
+    """The SimCLR pattern: every view is an anchor, every view is a candidate, the other view is the positive. `unit`: what makes the
+    embeddings unit norm, where they are not yet."""
     if z1.shape != z2.shape or z1.ndim != 2:
         raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
     if ids is not None:
@@ -142,6 +144,7 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
     ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device, torch.int64)
     if ids.shape != z1.shape[:1]:
         raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")
-    anchors = torch.stack((z1, z2), 1).flatten(0, 1)
-    positives = torch.stack((z2, z1), 1).flatten(0, 1).unsqueeze(1)
-    return Pairs(anchors, anchors, positives, ids, ids.repeat_interleave(2), num_views=2)
+    z_BVD = torch.stack((z1, z2), 1)
+    z_BVD = z_BVD if unit is None else unit(z_BVD)
+    anchors, positives = z_BVD.flatten(0, 1), z_BVD.flip(1).flatten(0, 1).unsqueeze(1)
+    return Pairs(anchors, anchors, positives, ids, ids.repeat_interleave(2), num_views=2, unit=unit is not None)

@@ -11,6 +11,7 @@ Dimension key: A anchors, P own positives, C candidates, D embedding, K classes,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -157,9 +158,25 @@ class Labels:
         return Alike(known_RC, known_RC * (label_R.unsqueeze(1) == label_C), known_R)
 
 
-def count(block: Block, flagged_R: Tensor, kin_RC: Tensor | None, alike: Alike | None) -> Tensor:
-    """(8,) the counts of one block, the first fields of `Stats`. `flagged_R`: kin of each row; `kin_RC`: 1 where they are, None: nowhere."""
-    rows = [block.num_negatives_R, flagged_R]
+def summed(counts: Sequence[Tensor | tuple[Tensor, Tensor]], views_AP: Tensor, alike: Tensor | None) -> Stats:
+    """The counts of a step, from what `count` gave of each block, or without labels from (R,) negatives and flagged of its rows; from the
+    similarities of the anchors' own positives; and from (2,) `alike_similarity`. Only computed where somebody asks."""
+    blocks = [each if isinstance(each, Tensor) else count(*each) for each in counts]
+    similarity = _whole(views_AP.sum(1))
+    own = torch.stack((torch.full_like(similarity, views_AP.numel()), similarity))
+    return Stats.from_counts(torch.cat((torch.stack(blocks).sum(0), own, torch.zeros_like(own) if alike is None else alike)))
+
+
+def count(negatives_R: Tensor, flagged_R: Tensor, kin_RC: Tensor | None = None, alike: Alike | None = None, num_views: int = 1) -> Tensor:
+    """(8,) the counts of one block, the first fields of `Stats`.
+
+    Args:
+        negatives_R, flagged_R: (R,) how many of each row could have been flagged, and were.
+        kin_RC: 1 where these are; None: nowhere.
+        alike: see `Labels`; None: there are none.
+        num_views: rows of a sample.
+    """
+    rows = [negatives_R, flagged_R]
     if alike is None:
         counts = torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
         return torch.cat((counts, counts.new_zeros(COUNTED - 2)))
@@ -167,7 +184,7 @@ def count(block: Block, flagged_R: Tensor, kin_RC: Tensor | None, alike: Alike |
     judged_R, hits_R = (none_R if kin_RC is None else (kin_RC * each_RC).sum(1) for each_RC in (alike.known_RC, alike.same_RC))
     kin_R = alike.same_RC.sum(1)
     counts = torch.stack([row.to(torch.float64) for row in (*rows, judged_R, hits_R, kin_R)]).sum(1).to(torch.int64)
-    return torch.cat((counts, torch.stack(per_anchor(hits_R, judged_R, kin_R, alike.known_R, block.num_views))))
+    return torch.cat((counts, torch.stack(per_anchor(hits_R, judged_R, kin_R, alike.known_R, num_views))))
 
 
 def per_anchor(hits_R: Tensor, judged_R: Tensor, kin_R: Tensor, known_R: Tensor, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,15 +201,10 @@ def per_anchor(hits_R: Tensor, judged_R: Tensor, kin_R: Tensor, known_R: Tensor,
     return known_b.sum(), _whole(precision_b), _whole(recall_b)
 
 
-def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels: Labels | None) -> Tensor:
-    """(4,) positives, their similarity, false negatives, their similarity; no A × C matrix.
+def alike_similarity(anchors_AD: Tensor, candidates_CD: Tensor, pairs: Pairs, labels: Labels) -> Tensor:
+    """(2,) how many pairs of an anchor and a negative have equal labels, and the sum of their similarities; no A × C matrix.
 
     Σ over the candidates of a class of z·z′ is z times the sum of the class; what is the anchor's own is taken off it."""
-    views_AP = own_AP if pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are others' keys
-    positive_sum = _whole(views_AP.sum(1))
-    found = [torch.full_like(positive_sum, views_AP.numel()), positive_sum]
-    if labels is None:
-        return torch.stack([*found, *torch.zeros_like(found[0]).expand(2)])
     spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))
     some_CD, label_C = candidates_CD[spread], labels.of_N[pairs.candidate_ids[spread]]
     label_A = labels.of_N[pairs.ids].repeat_interleave(pairs.num_views)
@@ -202,7 +214,7 @@ def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pa
     own_A, own_size_A = _sums(anchors_AD, key_A, some_CD, key_C, len(key_C))
     known_A = label_A >= 0
     alike = ((size_A - own_size_A) * known_A).sum()
-    return torch.stack([*found, alike.to(torch.int64), _whole(torch.where(known_A, of_class_A - own_A, 0.0))])
+    return torch.stack([alike.to(torch.int64), _whole(torch.where(known_A, of_class_A - own_A, 0.0))])
 
 
 def _sums(anchors_AD: Tensor, key_A: Tensor, candidates_CD: Tensor, key_C: Tensor, number: int) -> tuple[Tensor, Tensor]:

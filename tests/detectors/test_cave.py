@@ -105,4 +105,6 @@ def test_several_clusterings() -> None:
     for row, i in enumerate(block.row_ids.tolist()):
         members = [j != i and any(level[i] == level[j] for level in labels) for j in block.candidate_ids.tolist()]
         if any(members):
-            assert (~dropped_RC[row]).tolist() == [member or j == i for j, member in zip(block.candidate_ids.tolist(), members, strict=True)]
+            assert (~dropped_RC[row]).tolist() == [
+                member or j == i for j, member in zip(block.candidate_ids.tolist(), members, strict=True)
+            ]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kinfolk.actions import Action
 from kinfolk.objectives import NTXent
-from kinfolk.kinship import Mask, Roles
+from kinfolk.kinship import Interval, Mask, Roles
 from kinfolk.pairs import Pairs
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
@@ -52,7 +52,7 @@ def test_what_is_kept_can_stand_for_what_is_eliminated(block_rows: int | None, b
     z1, z2 = views()
     z = torch.nn.functional.normalize(torch.cat((z1, z2)).detach(), dim=1)
     kinship = lambda i, j: float(z[i] @ z[j] > 0.2 if by_level else i % 7 % 3 == j % 7 % 3)  # noqa: E731
-    say = (lambda row, col: Roles(kin_above_R=torch.full((len(row),), 0.2))) if by_level else same_class(3)
+    say = (lambda row, col: Roles(kin=Interval(torch.full((len(row),), 0.2)))) if by_level else same_class(3)
     ours = NTXent(0.3, Scripted(say), rescale_kept=True, block_rows=block_rows)(z1, z2)
     slow = losses.ntxent(z1, z2, 0.3, kinship, rescale=True)
     torch.testing.assert_close(ours, slow)

@@ -18,7 +18,6 @@ from torch import Tensor
 Places = tuple[Tensor, Tensor]
 
 
-
 SMALL, _SAMPLED, _DEVIATIONS, _PARTS = 4096, 2048, 3.0, 4
 _CACHED = 1 << 21  # entries that are done at a time
 _RUN = 16  # neighbours are read together: 64 bytes of float32

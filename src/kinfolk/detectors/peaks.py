@@ -24,7 +24,9 @@ def moments(sim_RC: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     top_R = sim_RS.amax(1).to(wide)
     there_RS = others(sim_RS)
     number_R = there_RS.sum(1)
-    below_RS = (sim_RS - top_R.unsqueeze(1)).clamp(min=-4) * there_RS  # from the maximum: a mean of 0.97 with a spread of 0.001 would cancel
+    below_RS = (sim_RS - top_R.unsqueeze(1)).clamp(
+        min=-4
+    ) * there_RS  # from the maximum: a mean of 0.97 with a spread of 0.001 would cancel
     mean_R = below_RS.sum(1) / number_R
     square_R = torch.linalg.vector_norm(below_RS, dim=1).square() / number_R
     return top_R + mean_R, (square_R - mean_R.square()).clamp(min=0).sqrt(), top_R, number_R

@@ -146,7 +146,7 @@ def _judge(judged: Judged, block: Block, levels: Sequence[Roles], labels_N: Tens
     for level, roles in enumerate(levels):
         kin_RC, _ = select(block.sim_RC, roles)
         kin_RC = torch.zeros_like(same_RC) if kin_RC is None else kin_RC
-        counts = count(block, kin_RC.sum(1), kin_RC, alike)
+        counts = count(block.num_negatives_R, kin_RC.sum(1), kin_RC, alike, block.num_views)
         judged.stats = judged.stats + Stats.from_counts(torch.cat((counts, counts.new_zeros(4))))
         if level > 0:
             continue

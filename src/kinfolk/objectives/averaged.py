@@ -87,12 +87,6 @@ class Averaged(Objective):
         self.store.write(ids, {**update, "log_u": mean_in_log_space(ids, update["log_u"])}, sound)
 
 
-def positives(rows: Rows) -> tuple[Tensor, Tensor]:
-    """(R,) the number of an anchor's positives, and the mean of their similarities: its own, and its attracted kin by their degrees."""
-    number_R = rows.own_RP.shape[1] + rows.kin_mass_R
-    return number_R, (rows.own_RP.sum(1) + rows.kin_sum_R) / number_R
-
-
 def cosine_gamma(gamma: float, epoch: int, decay_epochs: int | None) -> float:
     """γ of an epoch: from 1 down to `gamma` along half a cosine in `decay_epochs`, then constant; None: constant from the start."""
     if decay_epochs is None or epoch >= decay_epochs:

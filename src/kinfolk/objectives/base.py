@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
@@ -67,7 +67,7 @@ class Objective(nn.Module, ABC):
         self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
         if detector is not None:
             detector.set_loss_temperature(temperature)
-        self.stats = Stats.empty()
+        self._stats: Stats | Callable[[], Stats] = Stats.empty()
         self.num_classes, self.compile = 0, False
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
@@ -92,7 +92,7 @@ class Objective(nn.Module, ABC):
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
         ids = self.numbered(z1) if ids is None else ids
-        return self.on(replace(two_views(unit(z1), unit(z2), ids), unit=True))
+        return self.on(two_views(z1, z2, ids, unit))
 
     def on(self, pairs: Pairs, temperature: Tensor | None = None) -> Tensor:
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
@@ -115,13 +115,20 @@ class Objective(nn.Module, ABC):
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
         """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
-        self.stats = work.stats
+        self._stats = work.stats
         if self.training:
             with torch.no_grad():
                 sound = self._sound(loss)
                 if not skips(sound):
                     self._write(work.pairs.ids, work, sound)
                     self._tell(work.pairs, loss, work.sizes, sound)
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last call."""
+        if not isinstance(self._stats, Stats):
+            self._stats = self._stats()
+        return self._stats
 
     def watch(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
@@ -225,6 +232,14 @@ def call(name: str, objective: Objective, **shown: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
+def positives(rows: Rows) -> tuple[float | Tensor, Tensor]:
+    """The number of an anchor's positives, its own and its attracted kin by their degrees, and (R,) the sum of their similarities."""
+    sum_R, number = rows.own_RP.sum(1), rows.own_RP.shape[1]
+    if rows.kin_mass_R is None or rows.kin_sum_R is None:
+        return float(number), sum_R
+    return number + rows.kin_mass_R, sum_R + rows.kin_sum_R
+
+
 def _normalised(pairs: Pairs) -> Pairs:
     """Unit norm, in float32 at least."""
     if pairs.unit:
@@ -237,4 +252,23 @@ def _normalised(pairs: Pairs) -> Pairs:
 
 def unit(z: Tensor) -> Tensor:
     """The same directions with unit norm, in float32 at least."""
-    return F.normalize(z if z.dtype == torch.float64 else z.float(), dim=-1)
+    directions: Tensor = _Unit.apply(z if z.dtype == torch.float64 else z.float())  # type: ignore[no-untyped-call]
+    return directions
+
+
+class _Unit(torch.autograd.Function):
+    """`F.normalize` with the gradient in four launches instead of a dozen."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(1e-12)
+        directions = z / norm
+        ctx.save_for_backward(directions, norm)
+        return directions
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        directions, norm = ctx.saved_tensors
+        along = (grad * directions).sum(-1, keepdim=True)
+        return torch.addcmul(grad, directions, along, value=-1).div_(norm)

@@ -54,10 +54,10 @@ class LocalAggregation(Objective):
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        assert rows.kin_lse_R is not None, "it pools kin"
         logit_RP = rows.own_RP / t
         log_own_R = logit_RP.logsumexp(1)
-        log_close_R = torch.logaddexp(log_own_R, rows.kin_lse_R)
+        kin_lse_R = torch.full_like(log_own_R, -torch.inf) if rows.kin_lse_R is None else rows.kin_lse_R
+        log_close_R = torch.logaddexp(log_own_R, kin_lse_R)
         log_all_R = torch.logaddexp(log_own_R, rows.lse_R)
         d_own_RP = (torch.exp(logit_RP - log_all_R.unsqueeze(1)) - torch.exp(logit_RP - log_close_R.unsqueeze(1))) / t
         return Terms(
@@ -65,7 +65,7 @@ class LocalAggregation(Objective):
             d_lse_R=torch.exp(rows.lse_R - log_all_R),
             d_own_RP=d_own_RP,
             d_kin_R=torch.zeros_like(log_own_R),
-            d_kin_lse_R=-torch.exp(rows.kin_lse_R - log_close_R),
+            d_kin_lse_R=-torch.exp(kin_lse_R - log_close_R),
             d_temperature_R=-(d_own_RP * rows.own_RP).sum(1) / t,
         )
 

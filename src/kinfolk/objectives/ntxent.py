@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective
+from kinfolk.objectives.base import Objective, positives
 
 
 class NTXent(Objective):
@@ -62,22 +63,22 @@ class NTXent(Objective):
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
         logit_RP = rows.own_RP / t
-        num_positives_R = logit_RP.shape[1] + rows.kin_mass_R
-        mean_R = (logit_RP.sum(1) + rows.kin_sum_R / t) / num_positives_R
+        number, sum_R = positives(rows)
+        mean_R = sum_R / (number * t)
         log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
         lse_R = rows.lse_R
         if self.rescale_kept:  # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
-            lse_R = lse_R + torch.log1p(rows.kin_count_R * torch.exp(-rows.log_weight_R.clamp(min=0)))
+            lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
         log_all_R = torch.logaddexp(log_own_R, lse_R)
-        pull_R = -1 / (t * num_positives_R)
+        pull_R = -1 / (t * number)
         push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
         if not self.positive_in_denominator:  # a row without negatives has only its positives left
             log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)
         return Terms(
             loss_R=log_all_R - mean_R,
             d_lse_R=torch.exp(lse_R - log_all_R),
-            d_own_RP=push_RP + pull_R.unsqueeze(1),
-            d_kin_R=pull_R,
+            d_own_RP=push_RP + (pull_R.unsqueeze(1) if isinstance(number, Tensor) else pull_R),
+            d_kin_R=pull_R if isinstance(number, Tensor) else None,
             d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t,
         )
 

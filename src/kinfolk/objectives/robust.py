@@ -16,7 +16,8 @@ from torch import Tensor
 from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.averaged import Averaged, positives
+from kinfolk.objectives.averaged import Averaged
+from kinfolk.objectives.base import positives
 from kinfolk.pairs import Pairs
 
 _NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size: iSogCLR's published values
@@ -85,13 +86,13 @@ class RobustContrast(Averaged):
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        number_R, mean_R = positives(rows)
-        bare_R = rows.log_weight_R == -torch.inf  # no negatives at all: the positives alone are left
-        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.log_weight_R - mean_R / t, bare_R)
+        number, sum_R = positives(rows)
+        mean_R, bare_R = sum_R / number, rows.weight_R == 0  # no negatives at all: the positives alone are left
+        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log() - mean_R / t, bare_R)
         if self.epsilon:
             log_u_R = torch.logaddexp(log_u_R, torch.full_like(log_u_R, math.log(self.epsilon)))
         ratio_R = torch.exp(log_g_R - log_u_R)
-        pull_R = -torch.where(bare_R, 1.0, ratio_R) / number_R
+        pull_R = -torch.where(bare_R, 1.0, ratio_R) / number
         share = 0.5 if self.halved else 1.0
         d_temperature_R = torch.where(bare_R, 0.0, share * log_u_R + ratio_R * mean_R / t) + share * self.rho
         if self.individual_lr is not None and rows.mean_sim_R is not None:

@@ -10,7 +10,8 @@ import torch
 from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.averaged import Averaged, positives
+from kinfolk.objectives.averaged import Averaged
+from kinfolk.objectives.base import positives
 
 
 class SogCLR(Averaged):
@@ -54,16 +55,17 @@ class SogCLR(Averaged):
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        bare_R = rows.log_weight_R == -torch.inf  # no negatives at all: nothing to estimate
-        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.log_weight_R, bare_R)
+        bare_R = rows.weight_R == 0  # no negatives at all: nothing to estimate
+        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log(), bare_R)
         ratio_R = torch.where(bare_R, 0.0, torch.exp(log_g_R - log_u_R))
         log_u_R = torch.where(bare_R, 0.0, log_u_R)
-        number_R, mean_R = positives(rows)
+        number, sum_R = positives(rows)
+        pull_R = torch.full_like(sum_R, -1.0) / number
         return Terms(
-            loss_R=t * log_u_R - mean_R,
+            loss_R=t * log_u_R + pull_R * sum_R,
             d_lse_R=t * ratio_R,
-            d_own_RP=(-1 / number_R).unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=-1 / number_R,
+            d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
+            d_kin_R=pull_R,
             d_temperature_R=log_u_R,
             update=update,
         )
