@@ -76,7 +76,7 @@ def peer(module: str, name: str, *inputs: Tensor) -> Callable[[], object] | None
 def contenders(batch: int) -> dict[str, Callable[[], object]]:
     z1, z2, ids = embeddings(batch)
     glofnd = kf.GloFND(batch, alpha=0.01, init="quantile")
-    ours = trained(kf.NTXent(TEMPERATURE, glofnd), z1, z2, ids)
+    ours = trained(kf.NTXent(TEMPERATURE, detector=glofnd), z1, z2, ids)
     sogclr = trained(kf.SogCLR(batch, TEMPERATURE, detector=kf.GloFND(batch, alpha=0.01, init="quantile")), z1, z2, ids)
     plain, z = kf.NTXent(TEMPERATURE), torch.cat([z1, z2]).detach()
     runs: dict[str, Callable[[], object] | None] = {
@@ -108,8 +108,8 @@ def compare(batch: int, repetitions: int) -> None:
 def peak_memory(batch: int) -> float:
     """MB that one call adds at its peak; run in a process of its own."""
     z1, z2, ids = embeddings(batch)
-    loss_fn = kf.NTXent(TEMPERATURE, kf.GloFND(batch, alpha=0.01, init="quantile"))
-    kf.NTXent(TEMPERATURE, kf.GloFND(64, alpha=0.01))(*embeddings(64)).backward()  # loads what torch loads at the first call
+    loss_fn = kf.NTXent(TEMPERATURE, detector=kf.GloFND(batch, alpha=0.01, init="quantile"))
+    kf.NTXent(TEMPERATURE, detector=kf.GloFND(64, alpha=0.01))(*embeddings(64)).backward()  # loads what torch loads at the first call
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = memory("VmRSS")
     loss_fn(z1, z2, ids).backward()

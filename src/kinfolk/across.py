@@ -47,7 +47,8 @@ class Across:
         lse_R, scale_R = weighed.lse_R, terms.d_lse_R * share / self.temperature
         above_R, cut_R = torch.full_like(lse_R, torch.inf), torch.full_like(lse_R, -torch.inf)
         if roles.kin is not None:  # the other direction's product may round the same similarity to another side of a bound
-            assert isinstance(roles.kin, Interval) and roles.kin.lower_R is not None
+            assert isinstance(roles.kin, Interval)
+            assert roles.kin.lower_R is not None
             slack = 4 * torch.finfo(lse_R.dtype).eps
             above_R = roles.kin.lower_R.to(lse_R.dtype) + slack
             cut_R = cut_R if weighed.cut_R is None else weighed.cut_R

@@ -17,9 +17,9 @@ Dimension key: A anchors, C candidates, D embedding, P own positives, R rows of 
 from __future__ import annotations
 
 import functools
-from functools import partial
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +45,8 @@ class Rows:
     """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
 
     `temperature` is a number or a tensor without dimensions, or (R,) where each row has its own, and then `mean_sim_R`, the s̄ above, is
-    there too. `flagged_R` is the number of kin, `weight_R` Σ w. Of attracted kin: Σ y, Σ y s and, for objectives that pool them inside the logarithm, log Σ y exp(s / t);
-    None where none are attracted. `degree_RP` is there where the pairs have degrees."""
+    there too. `flagged_R` is the number of kin, `weight_R` Σ w. Of attracted kin: Σ y, Σ y s and, for objectives that pool them inside the
+    logarithm, log Σ y exp(s / t); None where none are attracted. `degree_RP` is there where the pairs have degrees."""
 
     own_RP: Tensor
     lse_R: Tensor

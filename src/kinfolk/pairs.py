@@ -98,7 +98,8 @@ class Pairs:
 class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
-    `sim_RC` holds cosine similarities, `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
+    `sim_RC` holds cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples,
+    sample-major.
     """
 
     sim_RC: Tensor

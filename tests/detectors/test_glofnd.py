@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.detectors import GloFND, quantile
-from kinfolk.objectives import NTXent
 from kinfolk.detectors.base import Found
 from kinfolk.kinship import Interval
+from kinfolk.objectives import NTXent
 from kinfolk.pairs import Block
 from tests.detectors.blocks import block_of, kin, random_block, step
 from tests.reference import detection

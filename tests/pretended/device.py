@@ -38,14 +38,14 @@ CUDA = torch.device("cuda:0")
 PACKAGE = str(Path(__file__).parents[2] / "src" / "kinfolk") + os.sep
 aten = torch.ops.aten
 
-NO_LAUNCH = set(
-    "detach alias view _unsafe_view expand slice select unsqueeze squeeze t transpose permute as_strided split split_with_sizes unbind "
-    "unfold diagonal _reshape_alias lift_fresh chunk narrow unsafe_split unsafe_chunk expand_as view_as unsqueeze_ squeeze_ t_ transpose_ "
-    "sym_size sym_numel sym_stride stride size dim empty empty_like empty_strided new_empty new_empty_strided resize_ set_".split()
+NO_LAUNCH = frozenset(
+    """detach alias view _unsafe_view expand slice select unsqueeze squeeze t transpose permute as_strided split split_with_sizes unbind
+    unfold diagonal _reshape_alias lift_fresh chunk narrow unsafe_split unsafe_chunk expand_as view_as unsqueeze_ squeeze_ t_ transpose_
+    sym_size sym_numel sym_stride stride size dim empty empty_like empty_strided new_empty new_empty_strided resize_ set_""".split()  # noqa: SIM905
 )
-WAITS = set(
-    "_local_scalar_dense item nonzero masked_select _unique2 unique_consecutive unique_dim _unique bincount is_nonzero equal histc argwhere "
-    "linalg_eigh _linalg_eigh _linalg_svd".split()
+WAITS = frozenset(
+    """_local_scalar_dense item nonzero masked_select _unique2 unique_consecutive unique_dim _unique bincount is_nonzero equal histc
+    argwhere linalg_eigh _linalg_eigh _linalg_svd""".split()  # noqa: SIM905
 )
 COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
@@ -205,7 +205,7 @@ def _count(name: str, args: Any, kwargs: Any, onto: bool, wanted: torch.device |
         LOG.wait(name)
     if name in COPIES:
         first, second = args[0], args[1] if len(args) > 1 else None
-        away = isinstance(first, OnDevice) and not onto or not isinstance(first, OnDevice) and isinstance(second, OnDevice)
+        away = (isinstance(first, OnDevice) and not onto) or (not isinstance(first, OnDevice) and isinstance(second, OnDevice))
         arriving = (not isinstance(first, OnDevice) and onto) if name == "_to_copy" else not isinstance(second, OnDevice)
         if (away or arriving) and not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
             LOG.wait(f"{name} between devices")

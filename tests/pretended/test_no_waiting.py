@@ -1,4 +1,4 @@
-"""On an accelerator no step of any loss, detector and action waits for the device, and none mixes devices; the values are those of the CPU."""
+"""On an accelerator no step of any loss, detector and action waits for the device or mixes devices; the values are those of a CPU."""
 
 from __future__ import annotations
 

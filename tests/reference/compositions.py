@@ -213,6 +213,10 @@ def _projected(tensors: dict[str, Tensor]) -> float:
     return total
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -232,8 +236,8 @@ def main() -> None:
         lines = differences(old[name], value, 1e-4 if "float32" in name else 1e-12)
         apart += bool(lines)
         if lines:
-            print(f"{name}: {len(lines)} differ; {'; '.join(lines[:4])}")
-    print(f"{len(found)} records, {apart} differ")
+            _say(f"{name}: {len(lines)} differ; {'; '.join(lines[:4])}")
+    _say(f"{len(found)} records, {apart} differ")
 
 
 if __name__ == "__main__":

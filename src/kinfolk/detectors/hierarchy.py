@@ -103,8 +103,8 @@ class Hierarchy(Detector):
         return bool(self.started)
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
-        """Refines the clusters of this step's samples, each with the mean of its views. What is split and merged depends on values, so on an
-        accelerator this waits for it."""
+        """Refines the clusters of this step's samples, each with the mean of its views. What is split and merged depends on values, so the
+        host waits for an accelerator here."""
         if sound is not None and not bool(sound):
             return
         self._follow_radii()

@@ -15,12 +15,12 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent, Objective
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.exact import finite
@@ -67,17 +67,11 @@ class CMC(Framework):
         num_negatives: int | None = 4096,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         pool_kin: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        second, loss = copy.deepcopy(detector), LocalAggregation if pool_kin else NTXent
-        light, colour = (
-            loss(temperature, each, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight) for each in (detector, second)
-        )
+        loss, first = LocalAggregation if pool_kin else NTXent, shared.get("detector")
+        light, colour = (loss(temperature, **{**shared, "detector": each}) for each in (first, copy.deepcopy(first)))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
         if size % 2:

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank
 from kinfolk.stores.draw import Draw
@@ -59,15 +59,11 @@ class IR(Framework):
         num_negatives: int | None = 4096,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         pool_kin: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         loss = LocalAggregation if pool_kin else NTXent
-        super().__init__(encoder, head, loss(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        super().__init__(encoder, head, loss(temperature, **shared))
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
 

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.detectors import Neighbours, StartAt
-from kinfolk.detectors.base import Detector
 from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank
 from kinfolk.stores.exact import finite
@@ -61,20 +61,16 @@ class LA(Framework):
         warmup_epochs: int = 10,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        detector: Detector | None = None,
-        action: Action = "attract",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        if detector is None:
+        if shared.get("detector") is None:
             if warmup_epochs < 0:
                 raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
-            detector = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
-            action = "attract"
+            shared["detector"] = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
+            shared["action"] = "attract"
         else:
             warmup_epochs = 0  # the detector's own affair
-        objective = LocalAggregation(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+        objective = LocalAggregation(temperature, **shared)
         super().__init__(encoder, head, objective)
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
         self.warmup_epochs, self._told = warmup_epochs, False

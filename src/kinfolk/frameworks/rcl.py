@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.actions import Action
 from kinfolk.clustering.conform import level_figures
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors import Hierarchy
@@ -23,6 +23,7 @@ from kinfolk.frameworks.nnclr import nearest_keys
 from kinfolk.frameworks.retrieval import Chance, cluster_mates
 from kinfolk.frameworks.support import SupportFramework
 from kinfolk.objectives import RelativeContrast
+from kinfolk.objectives.base import Shared
 
 Kind = Literal["online", "kmeans", "dbscan"]
 Retrieval = Literal["hierarchy", "nearest"]
@@ -94,14 +95,10 @@ class RCL(SupportFramework):
         num_clusters: Sequence[int] | None = None,
         every: int = 1,
         cluster_seed: int = 0,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        _check(criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, detector)
-        objective = RelativeContrast(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+        _check(criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, shared.get("detector"))
+        objective = RelativeContrast(temperature, **shared)
         predictors = 1 if shared_predictor else criteria
         super().__init__(encoder, head, objective, num_samples, queue_size, momentum, predictors, predictor_size)
         self.num_samples, self.num_criteria, self.num_keys, self.warmup_epochs = num_samples, criteria, num_keys, warmup_epochs

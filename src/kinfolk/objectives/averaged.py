@@ -13,11 +13,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective
+from kinfolk.objectives.base import Objective, Shared
 from kinfolk.stores.exact import grouped
 from kinfolk.stores.per_sample import PerSample
 
@@ -44,15 +43,10 @@ class Averaged(Objective):
         num_samples: int,
         temperature: float,
         gamma: float,
-        detector: Detector | None,
-        action: Action,
-        min_negatives: int,
-        kin_weight: float,
-        block_rows: int | None,
-        gather: bool | None,
         more: Mapping[str, float] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
+        super().__init__(temperature, **shared)
         if not 0 < gamma <= 1:
             raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
         self.num_samples, self.gamma = num_samples, gamma

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
@@ -18,6 +19,30 @@ from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
 from kinfolk.stats import Labels, Stats
 from kinfolk.stores.exact import finite, skips
+
+
+class Shared(TypedDict, total=False):
+    """The arguments that every loss has in common, by keyword; see `Objective`. A framework hands them on to its loss."""
+
+    detector: Detector | None
+    action: Action
+    min_negatives: int
+    kin_weight: float
+    block_rows: int | None
+    gather: bool | None
+    compile: bool
+
+
+USUAL: Shared = {
+    "detector": None,
+    "action": "eliminate",
+    "min_negatives": 1,
+    "kin_weight": 0.5,
+    "block_rows": None,
+    "gather": None,
+    "compile": False,
+}
+"""Their values where they are not given."""
 
 
 class Objective(nn.Module, ABC):
@@ -30,8 +55,9 @@ class Objective(nn.Module, ABC):
             denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
-        block_rows: rows of similarities held at a time; None: so many that a block has some four million entries, on a CPU.
+        block_rows: rows of similarities held at a time; None: so many that a block has some two million entries, on a CPU.
         gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
+        compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
     """
 
     attracted_stay: ClassVar[bool]
@@ -42,17 +68,13 @@ class Objective(nn.Module, ABC):
     addresses: ClassVar[bool] = False
     """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
 
-    def __init__(
-        self,
-        temperature: float,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
-    ) -> None:
+    def __init__(self, temperature: float, **shared: Unpack[Shared]) -> None:
         super().__init__()
+        for name in shared:
+            if name not in USUAL:
+                raise TypeError(f"{type(self).__name__} has no argument `{name}`; the shared ones are {', '.join(USUAL)}")
+        given: Shared = {**USUAL, **shared}
+        action, min_negatives, kin_weight = given["action"], given["min_negatives"], given["kin_weight"]
         if not temperature > 0:
             raise ValueError(f"`temperature` (={temperature}) must be above 0")
         if action not in ACTIONS:
@@ -61,14 +83,15 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
-        if block_rows is not None and block_rows < 1:
-            raise ValueError(f"`block_rows` (={block_rows}) must be at least 1")
-        self.temperature, self.detector, self.action = temperature, detector, action
-        self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
-        if detector is not None:
-            detector.set_loss_temperature(temperature)
+        self.block_rows, self.gather, self.compile = given["block_rows"], given["gather"], given["compile"]
+        if self.block_rows is not None and self.block_rows < 1:
+            raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
+        self.temperature, self.detector, self.action = temperature, given["detector"], action
+        self.min_negatives, self.kin_weight = min_negatives, kin_weight
+        if self.detector is not None:
+            self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
-        self.num_classes, self.compile = 0, False
+        self.num_classes = 0
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -227,8 +250,7 @@ class Objective(nn.Module, ABC):
 
 def call(name: str, objective: Objective, **shown: Any) -> str:
     """A call with the arguments `shown`, and those of every objective that are not the usual ones."""
-    usual = {"detector": None, "action": "eliminate", "min_negatives": 1, "kin_weight": 0.5, "block_rows": None, "gather": None}
-    shown |= {name: getattr(objective, name) for name, value in usual.items() if getattr(objective, name) != value}
+    shown |= {name: getattr(objective, name) for name, value in USUAL.items() if getattr(objective, name) != value}
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective
+from kinfolk.objectives.base import Objective, Shared
 
 
 class LocalAggregation(Objective):
@@ -43,14 +42,9 @@ class LocalAggregation(Objective):
     def __init__(
         self,
         temperature: float,
-        detector: Detector | None = None,
-        action: Action = "attract",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
+        super().__init__(temperature, **{"action": "attract", **shared})
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature

@@ -12,11 +12,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective, positives
+from kinfolk.objectives.base import Objective, Shared, positives
 
 
 class NTXent(Objective):
@@ -46,18 +45,15 @@ class NTXent(Objective):
     def __init__(
         self,
         temperature: float,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
         positive_in_denominator: bool = True,
         rescale_kept: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
-        if rescale_kept and action != "eliminate":
-            raise ValueError(f"`rescale_kept` (=True) must be False with `action` (={action!r}): only 'eliminate' leaves negatives out")
+        super().__init__(temperature, **shared)
+        if rescale_kept and self.action != "eliminate":
+            raise ValueError(
+                f"`rescale_kept` (=True) must be False with `action` (={self.action!r}): only 'eliminate' leaves negatives out"
+            )
         self.positive_in_denominator, self.rescale_kept = positive_in_denominator, rescale_kept
 
     def terms(self, rows: Rows) -> Terms:

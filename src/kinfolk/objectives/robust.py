@@ -12,12 +12,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import Averaged
-from kinfolk.objectives.base import positives
+from kinfolk.objectives.base import Shared, positives
 from kinfolk.pairs import Pairs
 
 _NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size: iSogCLR's published values
@@ -56,16 +55,11 @@ class RobustContrast(Averaged):
         individual_lr: float | None = None,
         lowest: float = 0.01,
         highest: float = 1.0,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
         halved: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         more = {} if individual_lr is None else {"temperature": temperature, "momentum": 0.0}
-        super().__init__(num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows, gather, more)
+        super().__init__(num_samples, temperature, gamma, more, **shared)
         if epsilon < 0:
             raise ValueError(f"`epsilon` (={epsilon}) must be at least 0")
         if individual_lr is not None and individual_lr <= 0:

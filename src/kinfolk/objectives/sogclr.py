@@ -6,12 +6,11 @@ Dimension key: R rows of a block, P own positives, N data set.
 from __future__ import annotations
 
 import torch
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import Averaged
-from kinfolk.objectives.base import positives
+from kinfolk.objectives.base import Shared, positives
 
 
 class SogCLR(Averaged):
@@ -44,14 +43,9 @@ class SogCLR(Averaged):
         num_samples: int,
         temperature: float,
         gamma: float = 0.9,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows, gather)
+        super().__init__(num_samples, temperature, gamma, **shared)
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
