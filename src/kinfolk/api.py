@@ -37,7 +37,8 @@ def train(
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
         method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
         epochs, batch_size, seed: of the training; `batch_size` is over all devices together.
-        recipe: a ready configuration to start from, by name or path.
+        recipe: a ready configuration to start from, by name or path. With a `method` other than its own, the settings of the parts that the
+            method replaces are dropped.
         settings: any other key of the configuration: `{"optimizer.lr": 0.1}` or `["optimizer.lr=0.1"]`.
         resume: goes on with the run in `out`, exactly where its last checkpoint is; begins it where there is none. What is not given is
             taken from the run; what is given must agree with it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from kinfolk.errors import KinfolkWarning
 
@@ -29,3 +30,16 @@ def doubt_warmup(warmup_epochs: int, num_epochs: int, what: str) -> bool:
             stacklevel=3,
         )
     return doubtful
+
+
+def doubt_silence(method: str, reason: str | None) -> None:
+    """Warns of a detector that can flag nothing in this training, so that the method is the framework alone."""
+    if reason is not None:
+        warnings.warn(f"the detector of {method} will flag nothing in this training: {reason}", KinfolkWarning, stacklevel=3)
+
+
+def doubt_dropped(own: str, method: str, dropped: Sequence[str]) -> None:
+    """Tells which settings of a recipe do not apply to another method than its own."""
+    if dropped:
+        settings = ", ".join(f"`{name}`" for name in dropped)
+        warnings.warn(f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}", KinfolkWarning, stacklevel=3)

@@ -91,7 +91,17 @@ def test_the_ablations_of_the_spcl_paper_are_there() -> None:
 
 def test_the_ablations_of_the_rcl_paper_are_there() -> None:
     named = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["methods"] for path in STUDIES}
-    assert {"moco", "nnclr", "rcl"} <= named["rcl"].keys()
+    assert {"moco", "mocov3", "nnclr", "rcl"} <= named["rcl"].keys()
+    assert {"nnclr", "rcl"} <= named["rcl-table2"].keys()
+    sizes = [change["framework"]["queue_size"] for change in named["rcl-figure5b"].values()]
+    assert sizes == sorted(sizes)
+    assert 4096 in sizes[1:-1], "the recipe's has a smaller and a larger one beside it"
+    removed = {
+        name: {kind.partition(" ")[2]: change.get("views", {}) for kind, change in named["rcl-figure5c"].items() if kind.startswith(name)}
+        for name in ("simclr", "mocov3", "nnclr", "rcl")
+    }
+    assert len(removed["rcl"]) == 4
+    assert all(kinds == removed["rcl"] for kinds in removed.values()), "each method loses the same"
     table3 = {(change["framework"]["criteria"], "shared_predictor" in change["framework"]) for change in named["rcl-table3"].values()}
     assert {(1, False), (2, True), (3, True), (4, True), (3, False)} <= table3
     kinds = {change.get("framework", {}).get("hierarchy", "none") for change in named["rcl-table4"].values()}

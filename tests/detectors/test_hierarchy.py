@@ -15,7 +15,6 @@ from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import Hierarchy, StartAt
-from kinfolk.errors import KinfolkWarning
 from kinfolk.objectives import NTXent
 from tests.detectors.blocks import kin, mask, random_block
 
@@ -91,11 +90,20 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
     torch.testing.assert_close(detector.clusters.tree.features, moved)
 
 
-def test_a_warm_up_as_long_as_the_training_is_told_once() -> None:
-    detector = Hierarchy(48)
-    with pytest.warns(KinfolkWarning, match="there will be no clusters"):
-        detector.set_progress(0, 5)
-    detector.set_progress(1, 5)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"radii": (0.8, 0.7)}, "the paper prints them from the last level to the first"),
+        ({"radii": (-0.5, 0.7)}, "must be above 0"),
+        ({"radii": (0.5,)}, "one for each of the levels 2 to 3"),
+        ({"min_samples": 0}, "must be at least 1"),
+        ({"levels": 0}, r"`levels` \(=0\) must be at least 1"),
+        ({"min_samples": 49}, "at most the number of samples"),
+    ],
+)
+def test_a_start_that_cannot_work_is_refused_at_once(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Hierarchy(48, **wrong)
 
 
 def test_merging_follows_the_features_once_an_epoch() -> None:

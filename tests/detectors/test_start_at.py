@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.detectors import FNC, GloFND, StartAt
+from kinfolk.detectors import FNC, IFND, Detector, GloFND, Hierarchy, StartAt
 from tests.detectors.blocks import random_block, step
 
 BLOCK = random_block(0, [0, 1, 2, 3])
@@ -44,6 +44,24 @@ def test_from_the_start_it_equals_the_wrapped_detector() -> None:
     for _ in range(3):
         assert torch.equal(step(wrapped, BLOCK), step(bare, BLOCK))
     assert {f"detector.{name}" for name in bare.state_dict()} == set(wrapped.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("detector", "start", "update_from", "due"),
+    [
+        (Hierarchy(8, warmup_epochs=10), 20, None, [20]),
+        (Hierarchy(8, warmup_epochs=10), 20, 15, [15]),
+        (Hierarchy(8, warmup_epochs=10), 20, 5, [10]),
+        (Hierarchy(8, warmup_epochs=0), 3, None, [3]),
+        (IFND(8, every=8), 20, None, [20, 24]),
+        (IFND(8, every=50), 20, None, []),  # linear: nothing is accepted in epoch 0
+        (FNC(top_k=1), 20, None, []),
+    ],
+)
+def test_a_refresh_missed_in_the_warm_up_is_made_up_for(detector: Detector, start: int, update_from: int | None, due: list[int]) -> None:
+    wrapped = StartAt(detector, start, update_from)
+    wrapped.set_progress(0, 30)
+    assert [epoch for epoch in range(30) if wrapped.due(epoch)] == due
 
 
 @pytest.mark.parametrize(("epoch", "update_from"), [(-1, None), (2, 3), (2, -1)])

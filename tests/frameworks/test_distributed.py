@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.frameworks import LA, Framework
+from kinfolk.frameworks import LA, Framework, MoCoV3
 from kinfolk.frameworks.method import Context, build, parse
 from kinfolk.frameworks.support import SupportFramework
 
@@ -31,6 +31,9 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cmc": ("cmc", {"num_negatives": 25}, {}),
     "cmc+glofnd": ("cmc+glofnd", {"num_negatives": None}, {"alpha": 0.2, "init": "quantile"}),
     "la": ("la", {"num_clusters": 5, "num_clusterings": 2, "num_background": 20, "warmup_epochs": 0}, {}),
+    "mocov3": ("mocov3", {"momentum": 0.5}, {}),
+    "mocov3+fnc": ("mocov3+fnc:attract", {"momentum": 0.5}, {"fraction": 0.2}),
+    "mocov3+glofnd": ("mocov3+glofnd", {"momentum": 0.5}, {"alpha": 0.2, "init": "quantile"}),
     "nnclr": ("nnclr", {"queue_size": 20, "momentum": 0.5}, {}),
     "rcl": ("rcl", {"queue_size": 35, "momentum": 0.5, "warmup_epochs": 0, "radii": [0.5, 0.9], "num_keys": 2}, {}),
     "rcl, k-means": ("rcl", {"queue_size": 20, "momentum": 0.5, "warmup_epochs": 0, "hierarchy": "kmeans"}, {}),
@@ -47,6 +50,8 @@ def made(name: str) -> Framework:
     )
     if isinstance(framework, SupportFramework):  # a norm over the batch would differ between ranks
         framework.predictors = nn.ModuleList(nn.Linear(4, 4) for _ in framework.predictors)
+    if isinstance(framework, MoCoV3):
+        framework.predictor = nn.Sequential(nn.Linear(4, 4))
     framework.watch(LABELS)
     return framework.double()
 

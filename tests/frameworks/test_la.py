@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.detectors import FNC, Oracle, StartAt
-from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import IR, LA
 from tests.reference import multiview, queues
 
@@ -140,10 +139,9 @@ def test_what_does_not_fit_is_refused() -> None:
         made(num_clusters=40)
 
 
-def test_a_warm_up_as_long_as_the_training_is_warned_of_once() -> None:
+def test_a_warm_up_as_long_as_the_training_has_no_neighbours() -> None:
     framework = made(warmup_epochs=3)
     framework.set_progress(0, 4)
-    with pytest.warns(KinfolkWarning, match="choose a shorter warm-up"):
-        framework.set_progress(0, 3)
-    framework.set_progress(1, 3)
-    made(detector=Oracle(LABELS)).set_progress(0, 3)  # another detector has a warm-up of its own
+    assert framework.silent_reason() is None
+    framework.set_progress(0, 3)
+    assert framework.silent_reason() == "the detector starts in epoch 3, counted from 0, of 3; start it earlier"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
-from kinfolk.frameworks import MoCo
+from kinfolk.frameworks import NNCLR, RCL, MoCo
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.models import projection_head
 from kinfolk.training.optimizers import build_optimizer
@@ -50,3 +53,27 @@ def test_its_norms_keep_their_own_statistics() -> None:
     before = {name: value.clone() for name, value in copy.named_buffers()}
     copy.follow(nn.Identity(), head)
     assert all(torch.equal(value, before[name]) for name, value in copy.named_buffers())
+
+
+def test_the_cosine_rises_from_the_momentum_to_one() -> None:
+    """1 − (1 − m) (cos(π k / K) + 1) / 2, section 3.3 of BYOL."""
+    start, fast = nn.Linear(2, 2), nn.Linear(2, 2)
+    constant, rising = MomentumCopy(start, nn.Identity(), 0.9), MomentumCopy(start, nn.Identity(), 0.9, "cosine")
+    for epoch, expected in ((0, 0.9), (1, 0.925), (3, 1.0), (2, 0.975)):
+        for slow in (constant, rising):
+            slow.set_progress(epoch, 3)
+        assert constant.momentum == 0.9
+        assert rising.momentum == pytest.approx(expected)
+    with torch.no_grad():
+        followed = 0.975 * start.weight + 0.025 * fast.weight
+    rising.follow(fast, nn.Identity())
+    torch.testing.assert_close(rising.get_parameter("encoder.weight").detach(), followed)
+    with pytest.raises(ValueError, match=r"`momentum_schedule` \(='linear'\) must be one of constant, cosine"):
+        MomentumCopy(nn.Linear(2, 2), nn.Linear(2, 2), 0.9, "linear")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [MoCo, NNCLR, RCL])
+def test_frameworks_move_the_momentum_of_their_copy(kind: Callable[..., MoCo | NNCLR | RCL]) -> None:
+    framework = kind(nn.Flatten(), nn.Linear(12, 4), 50, queue_size=8, momentum=0.9, momentum_schedule="cosine")
+    framework.set_progress(20, 40)
+    assert framework.slow.momentum == pytest.approx(0.95)

@@ -269,12 +269,36 @@ def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
             {"hierarchy": "kmeans", "num_clusters": (5,)},
             r"`num_clusters` \(=\[5\]\) must be one number below 40 for each of the criteria 2 to 3",
         ),
+        (
+            {"hierarchy": "kmeans", "num_clusters": (5, 20)},
+            r"`num_clusters` \(=\[5, 20\]\) must fall: .*the paper prints them from the last level to the first",
+        ),
+        ({"hierarchy": "kmeans", "num_clusters": (5, 5)}, r"`num_clusters` \(=\[5, 5\]\) must fall: higher levels have fewer clusters$"),
+        ({"hierarchy": "kmeans", "criteria": 9}, r"`num_clusters` \(=\[32, 16, 8, 4, 2, 1, 0, 0\]\) must be one number below 40"),
+        ({"radii": (0.8, 0.7)}, r"`radii` \(=\[0\.8, 0\.7\]\) must be above 0 and grow .*the paper prints them from the last level to the"),
+        ({"radii": (0.7, 0.7)}, r"`radii` \(=\[0\.7, 0\.7\]\) must be above 0 and grow from one level to the next$"),
+        ({"radii": (-0.2, 0.7), "hierarchy": "dbscan"}, r"`radii` \(=\[-0\.2, 0\.7\]\) must be above 0"),
+        ({"radii": (0.7, float("nan"))}, "must be above 0"),
+        ({"min_samples": 0}, r"`min_samples` \(=0\) must be at least 1"),
+        ({"min_samples": 41}, r"`min_samples` \(=41\) must be at most the number of samples \(=40\)"),
         ({"detector": IFND(NUM_SAMPLES, num_clusters=(3,), space="features")}, "must go by the projected embeddings"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made(**wrong)
+
+
+@pytest.mark.parametrize("criteria", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("hierarchy", ["online", "kmeans", "dbscan"])
+def test_the_defaults_cluster_whatever_the_number_of_criteria(criteria: int, hierarchy: str) -> None:
+    framework = made(criteria=criteria, hierarchy=hierarchy, warmup_epochs=0)
+    framework.refresh(everybody(), 0.0)
+    assert framework.labels.shape == (criteria, NUM_SAMPLES)
+    if hierarchy == "kmeans":
+        assert [len(level.unique()) for level in framework.labels][1:] == {2: [8], 3: [16, 8], 4: [32, 16, 8]}.get(
+            criteria, [32, 16, 8, 4, 2][: criteria - 1]
+        )
 
 
 @pytest.mark.parametrize("kind", [NNCLR, RCL])

@@ -78,3 +78,10 @@ def test_what_does_not_fit_is_refused() -> None:
         split_encoder()(torch.zeros(1, 4, 8, 8))
     with pytest.raises(ValueError, match="must name a number for each of the 1 heads"):
         SplitHead([nn.Linear(2, 2)], (1, 1))
+
+
+def test_no_heads_leave_the_features_as_they_are() -> None:
+    head = SplitHead([nn.Identity(), nn.Identity()], (3, 5))
+    features = torch.randn(2, 8)
+    assert head.output_size == 8
+    assert torch.equal(head(features), features)

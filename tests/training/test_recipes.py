@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
+from kinfolk.data.tokenizer import train_tokenizer
 from kinfolk.errors import UsageError
+from kinfolk.frameworks import Framework
+from kinfolk.training.assemble import assemble, build_framework
 from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
+from kinfolk.training.towers import learns_from_text
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs
 
+TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
 SMALL = {"framework.queue_size": 6, "framework.warmup_epochs": 0, "framework.num_clusters": [2, 3], "detector.num_clusters": [2, 3]}
 """What takes the place of a recipe's own for 24 pictures."""
 
@@ -72,6 +79,38 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     (row,) = run.epochs()
     assert row["step"] == 2
     assert ("flagged" in row) == ("+" in recipe.method or recipe.method == "la")  # which has a detector of its own
+
+
+def framework_of(name: str, **settings: Any) -> Framework:
+    """That of a recipe for 200,000 samples, with small networks."""
+    small = {"model.name": "resnet10", "model.width": 4, "model.stem": "cifar", "model.init": None, "head.out_size": 4, "views.size": 16}
+    small |= {"text.name": "transformer", "text.layers": 1, "text.width": 8, "text.heads": 1, "text.pretrained": False}
+    known = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
+    config = assemble(None, name, {}, {**small, **known, **settings})
+    data: Any = SimpleNamespace(num_train=200_000, labels=torch.arange(200_000) % 10)
+    framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
+    framework.set_progress(0, config.epochs)
+    return framework
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_detector_of_a_recipe_flags_in_its_training(name: str) -> None:
+    framework = framework_of(name)
+    assert bool(framework.detectors) == ("+" in load_recipe(name).method or name.startswith("la-"))
+    assert framework.silent_reason() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "reason"),
+    [
+        ("simclr-ifnd-cifar100", 20, r"no clustering is due in 20 epochs; choose a smaller `every` \(=20\)"),
+        ("simclr-glofnd-imagenet100", 70, "starts in epoch 70"),
+        ("simclr-hierarchy-cpu", 5, r"`warmup_epochs` \(=5\)"),
+        ("la-cpu", 5, "starts in epoch 5"),
+    ],
+)
+def test_a_recipe_cut_short_says_that_it_flags_nothing(name: str, epochs: int, reason: str) -> None:
+    assert re.search(reason, framework_of(name, epochs=epochs, **{"optimizer.warmup_epochs": 0}).silent_reason() or "")
 
 
 def test_the_paper_s_settings() -> None:

@@ -49,6 +49,17 @@ def tiny(data: Any, out: Path, **more: Any) -> Run:
     return train(data=data, out=out, **{"epochs": 1, "batch_size": 32, "progress": False, **more}, settings=settings)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_detector_that_will_flag_nothing_is_told_before_the_first_step(pictures: Path, tmp_path: Path, epochs: int) -> None:
+    run = tiny(pictures, tmp_path / "run", epochs=epochs, method="simclr+fnc", settings={"detector.start_epoch": 1})
+    lines = run.log.read_text(encoding="utf-8").splitlines()
+    told = [line for line in lines if "simclr+fnc will flag nothing" in line]
+    assert len(told) == (epochs == 1)
+    if told:
+        assert "WARNING" in told[0]
+        assert lines.index(told[0]) < next(number for number, line in enumerate(lines) if "epoch 1/1" in line)
+
+
 def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     run = tiny(pictures, tmp_path / "run", epochs=2, method="simclr+oracle", seed=3)
@@ -246,13 +257,13 @@ def test_a_queue_as_large_as_the_data_is_warned_of_in_one_line(pictures: Path, t
     assert "WARNING" not in run.log.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("method", ["pcl", "la"])
-def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "advice"), [("pcl", "choose a shorter warm-up"), ("la", "of 2; start it earlier")])
+def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, advice: str, pictures: Path, tmp_path: Path) -> None:
     settings = {"framework.warmup_epochs": 2, **({"framework.queue_size": 0} if method == "pcl" else {})}
     run = tiny(pictures, tmp_path / "run", method=method, epochs=2, settings=settings)
     lines = [line for line in run.log.read_text(encoding="utf-8").splitlines() if "WARNING" in line]
     assert len(lines) == 1
-    assert lines[0].endswith("choose a shorter warm-up")
+    assert lines[0].endswith(advice)
 
 
 def test_refused_files_are_listed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

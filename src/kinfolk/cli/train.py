@@ -15,6 +15,7 @@ EPILOG = examples(
     "kinfolk train --data digits --out runs/digits --epochs 20",
     "kinfolk train --data photos/ --out runs/photos --method sogclr+glofnd --set detector.alpha=0.02",
     "kinfolk train --recipe demo-digits --out runs/demo",
+    "kinfolk train --recipe demo-digits --method sogclr --out runs/baseline",
     "kinfolk train --out runs/photos --resume",
 )
 
@@ -34,7 +35,10 @@ def train(
             metavar="FILE", help="Pairs of `kinfolk audit`, for +known: .parquet or .csv.", rich_help_panel=LEARNING, show_default=False
         ),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Start from a recipe: a name, or a YAML file.", rich_help_panel=LEARNING)] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Start from a recipe: a name, or a YAML file; with --method, at its settings.", rich_help_panel=LEARNING),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=LEARNING)] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.", rich_help_panel=LEARNING)] = None,
     batch_size: Annotated[

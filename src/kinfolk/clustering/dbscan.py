@@ -36,10 +36,9 @@ def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, ne
         >>> dbscan(points, [0.3], min_samples=2)
         tensor([[0, 0, 0, 3]])
     """
-    if not radii or any(r <= 0 for r in radii) or any(a >= b for a, b in pairwise(radii)):
-        raise ValueError(f"`radii` (={list(radii)}) must be above 0 and grow")
-    if min_samples < 1:
-        raise ValueError(f"`min_samples` (={min_samples}) must be at least 1")
+    if not radii:
+        raise ValueError("`radii` must name at least one radius")
+    check_dbscan(radii, min_samples)
     require_finite(features)
     unit_ND = F.normalize(features.float(), dim=1)
     near = [1 - r * r / 2 for r in radii]
@@ -68,6 +67,17 @@ def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, ne
     noise_RN = anchor_RN < 0
     own_N = torch.arange(number, device=device)
     return torch.where(noise_RN, own_N, part_RN.gather(1, anchor_RN.clamp(min=0)))
+
+
+def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
+    """Refuses what no data can be clustered with."""
+    grow = all(a < b for a, b in pairwise(radii))
+    if not grow or not all(r > 0 for r in radii):
+        fall = not grow and all(a > b for a, b in pairwise(radii))
+        hint = "; the paper prints them from the last level to the first" if fall else ""
+        raise ValueError(f"`radii` (={list(radii)}) must be above 0 and grow from one level to the next{hint}")
+    if min_samples < 1:
+        raise ValueError(f"`min_samples` (={min_samples}) must be at least 1")
 
 
 def require_finite(features: Tensor) -> None:

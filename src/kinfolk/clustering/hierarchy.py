@@ -125,7 +125,7 @@ class Hierarchy(nn.Module):
         total_UD = rows_BD.new_zeros(len(ids_U), rows_BD.shape[1]).index_add_(0, inverse, rows_BD)
         mean_UD = F.normalize(total_UD, dim=1).lerp(self.tree.features[ids_U].to(total_UD), self.feature_momentum)
         self.tree.write(ids_U, F.normalize(mean_UD, dim=1).to(self.tree.features.dtype))
-        with torch.autocast(ids_U.device.type, enabled=False):  # sums of features are exact in mixed precision too
+        with torch.autocast(self.tree.features.device.type, enabled=False):  # a step in mixed precision calls this from its forward pass
             for level in range(1, self.levels):
                 touched = torch.unique(self.labels_of(ids_U)[level - 1])
                 limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)

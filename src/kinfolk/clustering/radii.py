@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.clustering.dbscan import dbscan
+from kinfolk.clustering.dbscan import check_dbscan, dbscan
 from kinfolk.stores.exact import Exact
 
 _BLOCK_ELEMENTS = 1 << 22
@@ -46,6 +46,7 @@ class Radii(Exact):
         self.given, self.min_samples = None if given is None else tuple(given), min_samples
         if self.given is not None and len(self.given) != levels - 1:
             raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}")
+        check_dbscan(self.given or (), min_samples)
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
         self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))
         self.register_buffer("epoch", torch.tensor(-1, dtype=torch.int32))

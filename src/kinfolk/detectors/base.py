@@ -54,7 +54,7 @@ class Detector(Exact, ABC):
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
     leveled: ClassVar[bool] = False
-    """Whether it says nothing but a level of each anchor (`Roles.kin_above_R`), above which candidates are kin."""
+    """Whether it names nothing but an interval without upper end: candidates above a level of the anchor are kin."""
     addresses: ClassVar[bool] = False
     """Whether it reads or writes by sample id, so that a call without ids would speak of the wrong samples."""
 
@@ -93,6 +93,11 @@ class Detector(Exact, ABC):
         """The once-per-epoch step: (N, F) features of all samples in data-set order, the same on all ranks, None for a detector that
         collects its own; `progress` in [0, 1] of the training."""
         raise NotImplementedError(f"{type(self).__name__} is never due")
+
+    def silent_reason(self) -> str | None:
+        """Why this detector can neither flag nor drop anything in a training of `num_epochs` epochs, as `set_progress` set them; None: it
+        can. Training warns before the first step. Default: None."""
+        return None
 
     def hear(self, name: str, value: float) -> None:
         """Is told a figure of the training; only those it `hears`. The same on all ranks."""

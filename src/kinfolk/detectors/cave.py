@@ -77,6 +77,10 @@ class Cave(Detector):
     def find(self, block: Block) -> Found:
         return Found((Roles(drop=members(self.clusters, block, apart=True)),))
 
+    def silent_reason(self) -> str | None:
+        one = 1 in self.clusters.num_clusters
+        return "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more clusters" if one else None
+
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
 

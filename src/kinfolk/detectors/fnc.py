@@ -54,6 +54,10 @@ class FNC(Detector):
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {} if any(value is not None for value in given.values()) else {"fraction": 0.01}
 
+    def silent_reason(self) -> str | None:
+        impossible = self.min_similarity is not None and self.min_similarity >= 1
+        return f"no candidate is above `min_similarity` (={self.min_similarity}); choose one below 1" if impossible else None
+
     def find(self, block: Block) -> Found:
         sim_RC, n_R = block.sim_RC, block.num_negatives_R
         if self.fraction is None and self.top_k is None:

@@ -92,6 +92,9 @@ class GloFND(Detector):
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"alpha": 0.01}
 
+    def silent_reason(self) -> str | None:
+        return None if torch.as_tensor(self.alpha).any() else "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
+
     @property
     def thresholds(self) -> Tensor:
         """(N,) λ of each sample."""

@@ -19,7 +19,6 @@ from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.radii import Radii
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.doubts import doubt_warmup
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
 
@@ -71,10 +70,14 @@ class Hierarchy(Detector):
         feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
+        if levels < 1:
+            raise ValueError(f"`levels` (={levels}) must be at least 1")
         if level is not None and not 1 <= level <= levels:
             raise ValueError(f"`level` (={level}) must be in [1, {levels}]: there are that many `levels`")
         if warmup_epochs < 0:
             raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
+        if min_samples > num_samples:
+            raise ValueError(f"`min_samples` (={min_samples}) must be at most the number of samples (={num_samples})")
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
         similarity = _similarity(radii or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
@@ -88,7 +91,6 @@ class Hierarchy(Detector):
             feature_momentum=feature_momentum,
         )
         self.register_buffer("started", torch.tensor(False))
-        self._told = False
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
@@ -115,8 +117,14 @@ class Hierarchy(Detector):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "clusters")
         self.follow(epoch)
+
+    def silent_reason(self) -> str | None:
+        if self.level == 1:
+            return "at `level` (=1) of the hierarchy every sample is its own cluster; choose a level from 2"
+        if self.warmup_epochs >= self.num_epochs:
+            return f"`warmup_epochs` (={self.warmup_epochs}) must be below the number of epochs (={self.num_epochs}); choose a shorter one"
+        return None
 
     def follow(self, epoch: int) -> None:
         """Takes the radii that σ_m goes by from the features it holds, once in an epoch, whether or not it was interrupted."""

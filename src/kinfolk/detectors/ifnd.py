@@ -155,6 +155,13 @@ class IFND(Detector):
     def set_loss_temperature(self, temperature: float) -> None:
         self.loss_temperature = temperature
 
+    def silent_reason(self) -> str | None:
+        if round(self.final_rate * self.num_samples) < 2:
+            return f"`final_rate` (={self.final_rate}) accepts fewer than two of {self.num_samples} labels; choose a higher rate"
+        if any(self.due(epoch) and (epoch > 0 or not self.collects) for epoch in range(self.num_epochs)):
+            return None
+        return f"no clustering is due in {self.num_epochs} epochs; choose a smaller `every` (={self.every}) or an earlier `schedule`"
+
     @torch.no_grad()
     def find(self, block: Block) -> Found:
         if not self._anybody:

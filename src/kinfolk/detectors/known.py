@@ -68,6 +68,9 @@ class Known(Detector):
         listed_RK = torch.where(place_RK < end_R1, self.kin_P[place_RK.clamp(max=len(self.kin_P) - 1)], -1)
         return Found((Roles(kin=Places(listed_RK, block.candidate_ids)),))
 
+    def silent_reason(self) -> str | None:
+        return None if len(self.kin_P) else "`pairs` lists no pair of two different samples; give the pairs of these samples"
+
     def __repr__(self) -> str:
         return f"Known({self.num_samples}, pairs=<{len(self.kin_P)} pairs>, symmetric={self.symmetric})"
 

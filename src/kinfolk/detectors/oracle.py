@@ -52,6 +52,10 @@ class Oracle(Detector):
     def find(self, block: Block) -> Found:
         return Found((Roles(kin=Keys(self._of(block.row_ids), self._of(block.candidate_ids))),))
 
+    def silent_reason(self) -> str | None:
+        shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
+        return None if shared else "no two samples have the same known label; use data with labels of classes"
+
     def _of(self, ids: Tensor) -> Tensor:
         """(1, …) the labels of samples, −1 where unknown."""
         check_ids(ids, len(self.labels), "there are that many `labels`")

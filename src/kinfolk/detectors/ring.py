@@ -108,6 +108,10 @@ class Ring(Detector):
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"lower": 0.9, "upper": 0.99, "anneal": "linear"}
 
+    def silent_reason(self) -> str | None:
+        whole = self.anneal.final == 0 and self.upper == 1 and self.draw is None and self.clusters is None
+        return "the ring from `lower` (=0) to `upper` (=1) holds all negatives; choose a smaller ring" if whole else None
+
     @property
     def lower(self) -> float:
         """The present lower share."""

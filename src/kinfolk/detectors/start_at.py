@@ -72,7 +72,14 @@ class StartAt(Detector):
         self.detector.collect(ids, anchors, sound)
 
     def due(self, epoch: int) -> bool:
-        return epoch >= self.update_from and (self.detector.due(epoch) or (epoch == self.update_from and self.detector.due(0)))
+        """A refresh that was due before `update_from` is made up for at `update_from`."""
+        first = range(epoch + 1) if epoch == self.update_from else (epoch,)
+        return epoch >= self.update_from and any(self.detector.due(each) for each in first)
+
+    def silent_reason(self) -> str | None:
+        if self.start >= self.num_epochs:
+            return f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs}; start it earlier"
+        return self.detector.silent_reason()
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         self.detector.refresh(features, progress)

@@ -6,6 +6,7 @@ from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
 from kinfolk.frameworks.la import LA
 from kinfolk.frameworks.moco import MoCo
+from kinfolk.frameworks.mocov3 import MoCoV3
 from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.rcl import RCL
@@ -17,6 +18,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "simclr": SimCLR,
     "sogclr": SogCLRFramework,
     "moco": MoCo,
+    "mocov3": MoCoV3,
     "ir": IR,
     "pcl": PCL,
     "cmc": CMC,
@@ -43,6 +45,7 @@ __all__ = [
     "FastCLIPFramework",
     "Framework",
     "MoCo",
+    "MoCoV3",
     "SimCLR",
     "SogCLRCLIP",
     "SogCLRFramework",

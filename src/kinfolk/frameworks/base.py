@@ -158,6 +158,10 @@ class Framework(OnHost, ABC):
         and the generator. Default: None, a random order."""
         return None
 
+    def silent_reason(self) -> str | None:
+        """Why its detectors can flag nothing in this training; see `Detector.silent_reason`."""
+        return next((reason for detector in self.detectors if (reason := detector.silent_reason()) is not None), None)
+
     def hear(self, name: str, value: float) -> None:
         """Called with a training metric, "epoch" or "knn"; see `Detector.hears`. The same on all ranks."""
         for detector in self.detectors:

@@ -97,8 +97,9 @@ class CMC(Framework):
         ids = ids.to(views.device, torch.int64)
         light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
         chosen = self.draw.ids(ids.device)
-        loss = self._against(self.objective, light, self.colour_bank, ids, chosen)
-        loss = loss + self._against(self.colour_objective, colour, self.light_bank, ids, chosen)
+        embedded = _joined(*(F.normalize(part.detach().float(), dim=-1) for part in (light, colour)))
+        loss = self._against(self.objective, light, self.colour_bank, ids, chosen, embedded)
+        loss = loss + self._against(self.colour_objective, colour, self.light_bank, ids, chosen, embedded)
         if self.training:
             sound = finite(loss)  # the loss of the joined batch: all ranks agree
             self.light_bank.write(ids, light, sound)
@@ -106,10 +107,12 @@ class CMC(Framework):
             self.draw.advance(sound)
         return loss
 
-    def _against(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor) -> Tensor:
-        """One direction: `z` (B, D) against the entries `chosen` (K,) of the other part's bank."""
+    def _against(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor, embedded: Tensor) -> Tensor:
+        """One direction: `z` (B, D) against the entries `chosen` (K,) of the other part's bank. A detector that collects receives
+        `embedded` (B, 2D), in the space of `embed`, so that it fits what `refresh` receives."""
         candidates = bank.features if self.draw.everything else bank.features[chosen]
-        return objective.on(Pairs(z, candidates, bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
+        own = bank.read(ids).unsqueeze(1)
+        return objective.on(Pairs(z, candidates, own, ids, chosen, unit_candidates=True, collected=embedded))
 
 
 def _joined(light: Tensor, colour: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.clustering import dbscan_levels, kmeans_levels
 from kinfolk.clustering.dbscan import require_finite
+from kinfolk.clustering.offline import check_falling
 from kinfolk.detectors import Hierarchy
 from kinfolk.stores.exact import OnHost
 
@@ -129,11 +130,12 @@ def by_dbscan(like: Hierarchy, every: int) -> Offline:
 
 
 def by_kmeans(num_samples: int, number: int, warmup_epochs: int, every: int, num_clusters: Sequence[int] | None, seed: int) -> Offline:
-    """k-means anew for each level, into `num_clusters` of the levels 2 … H, or by default N/5 at the last and twice as many at each before,
-    at most ⅘ N: for H = 4 the paper's proportions."""
-    usual = tuple(min((num_samples << level) // 5, num_samples * 4 // 5) for level in range(number - 2, -1, -1))
-    chosen = usual if num_clusters is None else tuple(num_clusters)
+    """k-means anew for each level, into `num_clusters` of the levels 2 … H, or by default N/5 at the last and twice as many at each before;
+    with H > 4, ⅘ N at level 2 and half as many at each after. For H = 4 both are the paper's proportions."""
+    first = min(1 << (number - 2), 4) * num_samples // 5
+    chosen = tuple(first >> level for level in range(number - 1)) if num_clusters is None else tuple(num_clusters)
     if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
         raise ValueError(f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of the criteria 2 to {number}")
+    check_falling(chosen)
     cluster = partial(kmeans_levels, num_clusters=chosen, seed=seed)
     return Offline(num_samples, number, cluster, warmup_epochs, every)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.detectors import Neighbours, StartAt
-from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
@@ -68,20 +67,13 @@ class LA(Framework):
                 raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
             shared["detector"] = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
             shared["action"] = "attract"
-        else:
-            warmup_epochs = 0  # the detector's own affair
         objective = LocalAggregation(temperature, **shared)
         super().__init__(encoder, head, objective)
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
-        self.warmup_epochs, self._told = warmup_epochs, False
 
     @property
     def known_features(self) -> Tensor | None:
         return self.bank.features if self.bank.complete else None
-
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "close neighbours")
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = ids.to(views.device, torch.int64)

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.momentum import MomentumCopy
+from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
@@ -43,6 +43,7 @@ class MoCo(Framework):
         momentum: m of the copy.
         cluster_encoder: whose features a detector that clusters all samples is given, where it does not collect its own: those of the
             "query" encoder, which is the one that is evaluated, or of the "momentum" encoder, as in the published code of PCL.
+        momentum_schedule: "constant", or "cosine": m rises to 1, as BYOL's; see `MomentumCopy`.
         symmetric: both views are queries and both are keys; the loss is the mean over both directions, and both keys enter the queue.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
@@ -65,6 +66,7 @@ class MoCo(Framework):
         temperature: float = 0.2,
         symmetric: bool = False,
         cluster_encoder: ClusterEncoder = "query",
+        momentum_schedule: MomentumSchedule = "constant",
         **shared: Unpack[Shared],
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, **shared))
@@ -74,7 +76,7 @@ class MoCo(Framework):
         if cluster_encoder not in get_args(ClusterEncoder):
             raise ValueError(f"`cluster_encoder` (={cluster_encoder!r}) must be one of {', '.join(get_args(ClusterEncoder))}")
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
-        self.slow = MomentumCopy(encoder, head, momentum)
+        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self.queue = Queue(queue_size, embedding_size(encoder, head))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -98,3 +100,7 @@ class MoCo(Framework):
 
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from kinfolk.frameworks.momentum import MomentumSchedule
 from kinfolk.frameworks.retrieval import nearest
 from kinfolk.frameworks.support import SupportFramework
 from kinfolk.objectives import RelativeContrast
@@ -31,6 +32,7 @@ class NNCLR(SupportFramework):
         num_samples: N; a queue that is not smaller is warned of.
         queue_size: S, places of the support queue.
         momentum: m of the keys' encoder; 0: the queries' own, as in the paper.
+        momentum_schedule: "constant", or "cosine": m rises to 1, as BYOL's; see `MomentumCopy`.
         predictor_size: width of the predictor's hidden layer.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrast`.
 
@@ -53,10 +55,11 @@ class NNCLR(SupportFramework):
         momentum: float = 0.996,
         predictor_size: int = 4096,
         temperature: float = 0.1,
+        momentum_schedule: MomentumSchedule = "constant",
         **shared: Unpack[Shared],
     ) -> None:
         objective = RelativeContrast(temperature, **shared)
-        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, 1, predictor_size)
+        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, 1, predictor_size, momentum_schedule)
 
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
         return nearest_keys(keys, ids, support, support_ids)

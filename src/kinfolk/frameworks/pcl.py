@@ -95,9 +95,9 @@ class PCL(Framework):
         if num_prototypes is not None and num_prototypes < 1:
             raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
         detector = shared.get("detector")
-        if detector is not None and (detector.space != "projected" or detector.collects):
+        if detector is not None and detector.space != "projected":
             raise ValueError(
-                "`detector` must go by the projected embeddings of the same pass as the prototypes: leave its `space` and `source`"
+                f"`detector` (with `space` {detector.space!r}) must go by the projected embeddings, as the prototypes do: leave its `space`"
             )
         check_acceptance(schedule, final_rate, confidence)
         doubt_queue(queue_size, num_samples)
@@ -134,7 +134,7 @@ class PCL(Framework):
         queries: Tensor = self.head(self.encoder(views[0]))
         keys = F.normalize(self.slow(views[1]).to(self.queue.features.dtype), dim=1)
         candidates, candidate_ids = self.queue.candidates(keys, ids)
-        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True))
+        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True, collected=keys))
         loss = loss + self._prototype_term(queries, ids)
         if self.training:
             sound = finite(loss)  # the loss of the joined batch: all ranks agree
@@ -165,15 +165,20 @@ class PCL(Framework):
     def space(self) -> Space:
         return "projected"
 
+    @property
+    def collects(self) -> bool:
+        """The prototypes need the features of all samples, whatever the detector collects."""
+        return super().collects and not self._clusters(self.epoch)
+
     def due(self, epoch: int) -> bool:
         return self._clusters(epoch) or super().due(epoch)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        assert features is not None, "a detector that collects its own is refused"
         for detector in self.detectors:
             if detector.due(self.epoch):
-                detector.refresh(features, progress)
+                detector.refresh(None if detector.collects else features, progress)
         if self._clusters(self.epoch):
+            assert features is not None, "`collects` is False in such an epoch"
             last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
             self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress, last=last))
 

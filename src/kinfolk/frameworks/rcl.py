@@ -19,6 +19,7 @@ from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.criteria import Criteria, Online, by_dbscan, by_kmeans
+from kinfolk.frameworks.momentum import MomentumSchedule
 from kinfolk.frameworks.nnclr import nearest_keys
 from kinfolk.frameworks.retrieval import Chance, cluster_mates
 from kinfolk.frameworks.support import SupportFramework
@@ -49,12 +50,12 @@ class RCL(SupportFramework):
             positive: this is `NNCLR`.
         num_keys: K entries retrieved for each anchor, beside its other view.
         shared_predictor: one predictor for all criteria instead of H (Table 3).
-        queue_size, momentum, predictor_size: see `NNCLR`.
+        queue_size, momentum, momentum_schedule, predictor_size: see `NNCLR`.
         warmup_epochs: before the first clustering.
         radii, min_samples: of DBSCAN; merge_similarity, parts, rule, max_units, feature_momentum: of the refinement; see
             `Hierarchy`.
-        num_clusters: of k-means for the criteria 2 … H, falling; None: N/5 of the last, and twice as many of each before it, the paper's
-            proportions for H = 4.
+        num_clusters: of k-means for the criteria 2 … H, falling (the paper prints the last first); None: N/5 at the last and twice as many
+            at each before it, the paper's proportions for H = 4; with H > 4, ⅘ N at the second and half as many at each after it.
         every: epochs between two offline clusterings.
         cluster_seed: of k-means.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrast`. The detector speaks of the negatives
@@ -95,12 +96,13 @@ class RCL(SupportFramework):
         num_clusters: Sequence[int] | None = None,
         every: int = 1,
         cluster_seed: int = 0,
+        momentum_schedule: MomentumSchedule = "constant",
         **shared: Unpack[Shared],
     ) -> None:
         _check(criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, shared.get("detector"))
         objective = RelativeContrast(temperature, **shared)
         predictors = 1 if shared_predictor else criteria
-        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, predictors, predictor_size)
+        super().__init__(encoder, head, objective, num_samples, queue_size, momentum, predictors, predictor_size, momentum_schedule)
         self.num_samples, self.num_criteria, self.num_keys, self.warmup_epochs = num_samples, criteria, num_keys, warmup_epochs
         self.retrieval, self.epoch, self._told = retrieval, 0, False
         self.chance = Chance()

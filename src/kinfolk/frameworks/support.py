@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.momentum import MomentumCopy
+from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
 from kinfolk.pairs import Pairs
@@ -34,7 +34,7 @@ class SupportFramework(Framework, ABC):
         objective: equation 3.
         num_samples: N; a queue that is not smaller is warned of.
         queue_size: S.
-        momentum: m of the copy.
+        momentum, momentum_schedule: of the copy.
         num_predictors: P.
         predictor_size: width of their hidden layer.
     """
@@ -49,6 +49,7 @@ class SupportFramework(Framework, ABC):
         momentum: float,
         num_predictors: int,
         predictor_size: int,
+        momentum_schedule: MomentumSchedule = "constant",
     ) -> None:
         super().__init__(encoder, head, objective)
         if queue_size < 1:
@@ -56,7 +57,7 @@ class SupportFramework(Framework, ABC):
         doubt_queue(queue_size, num_samples)
         size = embedding_size(encoder, head)
         self.predictors = nn.ModuleList(prediction_head(size, predictor_size) for _ in range(num_predictors))
-        self.slow = MomentumCopy(encoder, head, momentum)
+        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self.queue = Queue(queue_size, size)
 
     @abstractmethod
@@ -105,3 +106,7 @@ class SupportFramework(Framework, ABC):
 
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)

@@ -61,7 +61,8 @@ class SplitHead(nn.Module):
         if len(heads) != len(sizes) or not heads:
             raise ValueError(f"`sizes` (={tuple(sizes)}) must name a number for each of the {len(heads)} heads")
         self.heads, self.sizes = nn.ModuleList(heads), tuple(sizes)
-        self.output_size = sum(embedding_size(nn.Identity(), head) for head in heads)
+        given = zip(heads, sizes, strict=True)
+        self.output_size = sum(size if isinstance(head, nn.Identity) else embedding_size(nn.Identity(), head) for head, size in given)
 
     def forward(self, features: Tensor) -> Tensor:
         parts = features.split_with_sizes(self.sizes, 1)

@@ -14,14 +14,17 @@ from kinfolk.data.seeding import derive_seed
 from kinfolk.data.typical import typical_side
 from kinfolk.data.views import Views
 from kinfolk.detectors import DETECTORS
+from kinfolk.doubts import doubt_dropped
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.method import Context, build, detector_arguments, framework_arguments, parse
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, projection_head
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import resolve_trainer
+from kinfolk.training.keys import parse_settings
 from kinfolk.training.method_args import checked_arguments, written_arguments
 from kinfolk.training.optimizers import build_optimizer, scaled_lr, take_out
+from kinfolk.training.other_method import with_method
 from kinfolk.training.recipes import load_recipe
 from kinfolk.training.schedules import build_scheduler
 from kinfolk.training.towers import begin, text_networks
@@ -41,10 +44,16 @@ def assemble(
     arguments: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any],
 ) -> TrainConfig:
-    """A recipe, or the run's own configuration, or the defaults; on top the arguments that are not None; on top the settings; resolved."""
+    """A recipe, or the run's own configuration, or the defaults; on top the arguments that are not None; on top the settings; resolved.
+
+    A recipe with another method than its own loses the settings of what the method replaces, and a warning names them."""
     config = load_recipe(recipe) if recipe is not None else stored or TrainConfig()
-    config = config.with_settings({key: value for key, value in arguments.items() if value is not None})
-    return resolve(config.with_settings(settings))
+    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(settings)
+    if recipe is not None and given.get("method") is not None:
+        own = config.method
+        config, dropped = with_method(config, given["method"])
+        doubt_dropped(own, config.method, dropped)
+    return resolve(config.with_settings(given))
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

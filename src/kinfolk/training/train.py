@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from kinfolk.data.sources import Source
+from kinfolk.doubts import doubt_silence
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
@@ -73,7 +74,8 @@ def train(
     stored = TrainConfig.load(run.config) if resume and run.config.exists() else None
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-    config = placed(assemble(stored, recipe, named, settings))
+    with held_warnings() as notes:
+        config = placed(assemble(stored, recipe, named, settings))
     source = open_data(data, config, run)
     config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
@@ -85,10 +87,12 @@ def train(
         run.require_unused()
     console = Console(stderr=True) if progress and run.rank == 0 else None
     with held(run.path, run.rank), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        return _run(run, config, source, resume, overwrite, console)
+        return _run(run, config, source, resume, overwrite, console, notes)
 
 
-def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite: bool, console: Console | None) -> Run:
+def _run(
+    run: Run, config: TrainConfig, source: Source, resume: bool, overwrite: bool, console: Console | None, notes: Sequence[str]
+) -> Run:
     """Nothing is written, and with `overwrite` nothing removed, before data and method are known to be good."""
     several = num_processes(config) > 1
     if run.rank > 0:
@@ -108,6 +112,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
     with held_warnings() as doubts:
         framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
         framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
+        doubt_silence(config.method, framework.silent_reason())
     framework.know(None if images.groups is None else images.groups[: images.num_train])
     views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
@@ -118,7 +123,7 @@ def _run(run: Run, config: TrainConfig, source: Source, resume: bool, overwrite:
             announce(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
         tell_start(run, config, images, state)
-        for doubt in doubts if run.rank == 0 else ():
+        for doubt in (*notes, *doubts) if run.rank == 0 else ():
             LOG.warning("%s", doubt)
         module = TrainingModule(
             framework,

@@ -1,0 +1,75 @@
+"""A detector that can flag nothing in a training says why before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kinfolk.detectors import DETECTORS, FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
+
+LABELS, PAIRS, NONE = torch.arange(8) % 2, torch.tensor([[0, 1]]), torch.zeros(0, 2, dtype=torch.int64)
+EPOCHS = 20
+SILENT: list[tuple[Callable[[], Detector], str]] = [
+    (lambda: StartAt(FNC(top_k=1), epoch=20), "starts in epoch 20, counted from 0, of 20"),
+    (lambda: StartAt(GloFND(8, alpha=0.0), epoch=3), r"`alpha` \(=0\)"),
+    (lambda: StartAt(Hierarchy(8, warmup_epochs=20), epoch=3), r"`warmup_epochs` \(=20\) must be below the number of epochs \(=20\)"),
+    (lambda: Hierarchy(8, warmup_epochs=25), r"`warmup_epochs` \(=25\)"),
+    (lambda: Hierarchy(8, level=1), r"`level` \(=1\)"),
+    (lambda: GloFND(8, alpha=0.0), r"`alpha` \(=0\)"),
+    (lambda: IFND(8, every=20), r"`every` \(=20\)"),
+    (lambda: IFND(8, every=200), "no clustering is due in 20 epochs"),
+    (lambda: IFND(8, schedule="constant", source="bank", every=20), "no clustering is due"),
+    (lambda: IFND(8, schedule="step", step_at=1.0, every=3), "no clustering is due"),
+    (lambda: IFND(8, final_rate=0.0), r"`final_rate` \(=0\.0\)"),
+    (lambda: IFND(8, final_rate=0.1), "fewer than two of 8 labels"),
+    (lambda: Ring(0, 1), "holds all negatives"),
+    (lambda: Ring(0, 1, anneal="linear"), "holds all negatives"),
+    (lambda: Known(8, NONE), "lists no pair"),
+    (lambda: Known(8, torch.tensor([[3, 3]])), "lists no pair"),
+    (lambda: FNC(top_k=2, min_similarity=1.0), r"`min_similarity` \(=1\.0\)"),
+    (lambda: Oracle(torch.arange(8)), "no two samples"),
+    (lambda: Oracle(torch.full((8,), -1)), "no two samples"),
+    (lambda: Cave(8, num_clusters=(1, 3)), r"`num_clusters` \(=1\)"),
+]
+HEARD: list[Callable[[], Detector]] = [
+    lambda: StartAt(FNC(top_k=1), epoch=19),
+    lambda: StartAt(Hierarchy(8, warmup_epochs=10), epoch=15),
+    lambda: Hierarchy(8, warmup_epochs=19),
+    lambda: GloFND(8, alpha=0.01),
+    lambda: IFND(8, every=19),
+    lambda: IFND(8, schedule="constant", every=200),
+    lambda: IFND(8, schedule="constant", source="bank", every=19),
+    lambda: Ring(0, 1, draw=2),
+    lambda: Ring(0.5, 1),
+    lambda: Ring(0, 0.9),
+    lambda: Ring(0, 1, num_samples=8, num_clusters=2),
+    lambda: Known(8, PAIRS),
+    lambda: FNC(min_similarity=0.9),
+    lambda: Oracle(LABELS),
+    lambda: Cave(8, num_clusters=3, every=30),
+    lambda: Neighbours(8, num_clusters=3, every=30),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), SILENT)
+def test_a_silent_detector_says_why(make: Callable[[], Detector], words: str) -> None:
+    detector = make()
+    detector.set_progress(0, EPOCHS)
+    reason = detector.silent_reason()
+    assert reason is not None
+    with pytest.raises(ValueError, match=words):
+        raise ValueError(reason)
+
+
+@pytest.mark.parametrize("make", HEARD)
+def test_one_that_can_flag_says_nothing(make: Callable[[], Detector]) -> None:
+    detector = make()
+    detector.set_progress(0, EPOCHS)
+    assert detector.silent_reason() is None
+
+
+def test_every_detector_is_asked() -> None:
+    asked = {type(make()) for make in HEARD}
+    assert asked == {*DETECTORS.values(), StartAt}

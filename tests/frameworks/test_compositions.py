@@ -1,0 +1,220 @@
+"""Every framework × detector × action through its whole life: warm-up, start, refreshes and the epochs after them.
+
+The loop calls the hooks of a training in the order in which `kinfolk.training` calls them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfolk.actions import ACTIONS
+from kinfolk.data.seeding import generator
+from kinfolk.detectors import DETECTORS
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.frameworks import FRAMEWORKS, Framework
+from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.pairs import Block
+
+NUM_SAMPLES, NUM_CLASSES, BATCH, EPOCHS, WARMUP = 36, 3, 18, 5, 1
+DETECTOR_ARGS: dict[str, dict[str, Any]] = {
+    "oracle": {"start_epoch": WARMUP},
+    "fnc": {"top_k": 2, "start_epoch": WARMUP},
+    "glofnd": {"alpha": 0.2, "init": "quantile", "start_epoch": WARMUP, "update_from": 0},
+    "ifnd": {"num_clusters": (3, 6)},  # its linear schedule is its warm-up
+    "neighbours": {"num_clusters": 3, "num_clusterings": 2, "num_background": 8, "start_epoch": WARMUP},
+    "ring": {"lower": 0.5, "upper": 0.8, "anneal": "linear", "start_epoch": WARMUP},
+    "cave": {"num_clusters": 3, "start_epoch": WARMUP},
+    "hierarchy": {"levels": 3, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
+    "known": {"pairs": torch.stack((torch.arange(NUM_SAMPLES), (torch.arange(NUM_SAMPLES) + 3) % NUM_SAMPLES), 1), "start_epoch": WARMUP},
+}
+FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
+    "moco": {"queue_size": 20},
+    "ir": {"num_negatives": 20, "bank_momentum": 0.0},
+    "cmc": {"num_negatives": 20},
+    "la": {"num_background": 8, "num_clusters": 3, "num_clusterings": 2, "warmup_epochs": WARMUP},
+    "pcl": {"queue_size": 20, "num_clusters": (3, 6), "warmup_epochs": WARMUP},
+    "mocov3": {"predictor_size": 8},
+    "nnclr": {"queue_size": 20, "predictor_size": 8},
+    "rcl": {"queue_size": 20, "predictor_size": 8, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
+    "spcl": {"num_clusters": (3,), "warmup_epochs": WARMUP},
+}
+"""What each needs for 36 samples; a queue that the batch does not divide."""
+METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]
+
+
+@dataclass
+class Epoch:
+    """What happened in one epoch."""
+
+    refreshed: bool
+    losses: list[float]
+    flagged: int
+    dropped: bool
+
+
+def made(name: str, framework_args: dict[str, Any] | None = None, detector_args: dict[str, Any] | None = None) -> Framework:
+    torch.manual_seed(0)
+    method = parse(name)
+    encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(12, 16)), nn.Linear(16, 8, bias=False)
+    context = Context(NUM_SAMPLES, torch.arange(NUM_SAMPLES) % NUM_CLASSES, (nn.EmbeddingBag(12, 16), nn.Linear(16, 8)))
+    own = {"temperature": 0.5, **FRAMEWORK_ARGS.get(method.framework, {}), **(framework_args or {})}
+    detector = {} if method.detector is None else {**DETECTOR_ARGS[method.detector], **(detector_args or {})}
+    return build(method, encoder, head, context, own, detector)
+
+
+def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Iterator[Epoch]:
+    """Trains on three separate classes; yields after each epoch. `mixed`: in bfloat16 where torch's autocast has it."""
+    draw = torch.Generator().manual_seed(1)
+    images = 3 * torch.randn(NUM_CLASSES, 3, 2, 2, generator=draw)[torch.arange(NUM_SAMPLES) % NUM_CLASSES]
+    images += 0.5 * torch.randn(images.shape, generator=draw)
+    optimizer = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+    framework.watch(torch.arange(NUM_SAMPLES) % NUM_CLASSES)
+    framework.train()
+    dropped = spied(framework)
+    for epoch in range(epochs):
+        framework.set_progress(epoch, epochs)
+        due = framework.due(epoch)
+        if due:
+            framework.refresh(features(framework, images), epoch / epochs)
+            for parameter in framework.renewed:
+                optimizer.state.pop(parameter, None)
+        order = framework.batches(generator(0, "order", epoch), BATCH)
+        order = torch.randperm(NUM_SAMPLES, generator=draw) if order is None else order
+        lived = Epoch(due, [], 0, False)
+        dropped.clear()
+        for ids in torch.split(order, BATCH):
+            framework.set_progress(epoch, epochs)
+            views = images[ids] + 0.2 * torch.randn(framework.num_views, len(ids), 3, 2, 2, generator=draw)
+            texts = {}
+            if "text" in framework.modalities:
+                texts = {"tokens": torch.randint(4, (len(ids), 5), generator=draw) + 4 * (ids % 3).unsqueeze(1), "groups": ids // 2}
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                loss = framework(views, ids, **texts)
+            loss.backward()
+            optimizer.step()
+            framework.after_step()
+            lived.losses.append(loss.item())
+            lived.flagged += int(framework.stats.flagged)
+        framework.hear("knn", 0.5)
+        lived.dropped = bool(dropped)
+        yield lived
+
+
+@torch.no_grad()
+def features(framework: Framework, images: Tensor) -> Tensor | None:
+    """What `kinfolk.training.refresh` hands over."""
+    if framework.collects:
+        return None
+    if framework.space == "features":
+        return framework.features(images)
+    return framework.embed(images) if framework.known_features is None else framework.known_features
+
+
+def spied(framework: Framework) -> list[Detector]:
+    """A list to which a detector is added each time it drops candidates that are not kin."""
+    dropped: list[Detector] = []
+
+    def find(detector: Detector, original: Any, block: Block) -> Found:
+        found: Found = original(block)
+        if any(roles.drops for roles in found.levels):
+            dropped.append(detector)
+        return found
+
+    for detector in framework.detectors:
+        detector.find = functools.partial(find, detector, detector.find)  # type: ignore[method-assign]
+    return dropped
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_composition_lives(name: str) -> None:
+    method, framework = parse(name), made(name)
+    before = {key: value.clone() for key, value in framework.named_parameters() if value.requires_grad}
+    epochs = list(life(framework))
+    losses = torch.tensor([epoch.losses for epoch in epochs])
+    assert losses.isfinite().all()
+    assert losses[-1].mean() != losses[0].mean()
+    assert not [key for key, value in framework.named_parameters() if key in before and torch.equal(value, before[key])]
+    assert all(value.isfinite().all() for value in framework.parameters())
+    images = torch.randn(5, 3, 2, 2)
+    assert framework.features(images).shape == (5, 16)
+    torch.testing.assert_close(framework.embed(images).norm(dim=1), torch.ones(5))
+    detector = "neighbours" if name == "la" else method.detector
+    for epoch in epochs[:WARMUP]:
+        assert not epoch.flagged
+        assert not epoch.dropped
+    for number, epoch in enumerate(epochs[WARMUP:], WARMUP):
+        assert (epoch.dropped if detector == "cave" else epoch.flagged > 0) is (detector is not None), f"epoch {number}"
+    clustered = detector in ("cave", "ifnd", "neighbours") or method.framework in ("pcl", "spcl")
+    assert sum(epoch.refreshed for epoch in epochs[WARMUP:]) >= (2 if clustered else detector == "hierarchy")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("detector", ["glofnd", "ifnd", "hierarchy", "ring"])
+def test_every_framework_lives_in_mixed_precision(framework: str, detector: str) -> None:
+    epochs = list(life(made(f"{framework}+{detector}:reweight"), mixed=True))
+    assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
+    assert all(epoch.flagged for epoch in epochs[WARMUP:])
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a bank": ("ifnd", {"source": "bank"}),
+    "features": ("ifnd", {"space": "features"}),
+    "features of neighbours": ("neighbours", {"space": "features"}),
+    "one threshold": ("glofnd", {"shared": True}),
+    "clusters in the ring": ("ring", {"num_clusters": 3}),
+    "learned bounds": ("ring", {"boundaries": "learned"}),
+    "by kNN": ("ring", {"anneal": "knn"}),
+    "a late hierarchy": ("hierarchy", {"warmup_epochs": 0, "start_epoch": WARMUP}),
+}
+REFUSED = {("pcl", "features"), ("pcl", "features of neighbours"), ("rcl", "features"), ("rcl", "features of neighbours")}
+"""One embedding pass serves their own clusters and the detector, and it has projected embeddings."""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_lives(framework: str, variant: str) -> None:
+    detector, arguments = VARIANTS[variant]
+    name = f"{framework}+{detector}"
+    if (framework, variant) in REFUSED:
+        with pytest.raises(ValueError, match="must go by the projected embeddings"):
+            made(name, detector_args=arguments)
+        return
+    epochs = list(life(made(name, detector_args=arguments)))
+    assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
+    assert not epochs[0].flagged
+    assert all(epoch.flagged for epoch in epochs[WARMUP:])
+
+
+@pytest.mark.parametrize(
+    ("framework", "arguments"),
+    [
+        ("moco", {"symmetric": True}),
+        ("pcl", {"queue_size": 0}),
+        ("pcl", {"every": 2, "num_prototypes": 2}),
+        ("rcl", {"hierarchy": "kmeans"}),
+        ("rcl", {"hierarchy": "dbscan"}),
+        ("rcl", {"criteria": 1, "retrieval": "nearest", "radii": None}),
+        ("spcl", {"prototypes": "labels", "num_clusters": None}),
+        ("spcl", {"metric_weight": 0, "prototype_weight": 0, "reinitialise": ()}),
+    ],
+)
+@pytest.mark.parametrize("detector", ["ifnd", "hierarchy", "cave"])
+def test_every_kind_of_framework_lives(framework: str, arguments: dict[str, Any], detector: str) -> None:
+    epochs = list(life(made(f"{framework}+{detector}", arguments)))
+    assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
+    assert all(epoch.dropped if detector == "cave" else epoch.flagged for epoch in epochs[WARMUP:])
+
+
+@pytest.mark.parametrize(("warmup", "start", "update_from"), [(1, 3, None), (3, 1, None), (1, 3, 2)])
+def test_a_hierarchy_with_a_late_start_flags_from_the_later_of_both(warmup: int, start: int, update_from: int | None) -> None:
+    arguments = {"warmup_epochs": warmup, "start_epoch": start, "update_from": update_from}
+    epochs = list(life(made("simclr+hierarchy", detector_args=arguments)))
+    assert [epoch.flagged > 0 for epoch in epochs] == [False, False, False, True, True]
