@@ -15,17 +15,12 @@ Dimension key: R rows of a block, C candidates, P own positives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.kinship import Interval, Roles, Weighed, greater
 from kinfolk.pairs import LEFT_OUT
-
-if TYPE_CHECKING:
-    from kinfolk.contrast import Terms
 
 
 class Across:
@@ -42,9 +37,9 @@ class Across:
         self.d_temperature: Tensor | None = None  # with these and lse held
         self._noted: list[tuple[Tensor, ...]] = []
 
-    def note(self, roles: Roles, weighed: Weighed, terms: Terms, share: float) -> None:
-        """What the gradient of the other direction needs of a block; its loss has the weight `share`."""
-        lse_R, scale_R = weighed.lse_R, terms.d_lse_R * share / self.temperature
+    def note(self, roles: Roles, weighed: Weighed, d_lse_R: Tensor, d_own_RP: Tensor, d_temperature: Tensor | None) -> None:
+        """What the gradient of the other direction needs of a block: the derivatives of the loss by its row terms."""
+        lse_R, scale_R = weighed.lse_R, d_lse_R / self.temperature
         above_R, cut_R = torch.full_like(lse_R, torch.inf), torch.full_like(lse_R, -torch.inf)
         if roles.kin is not None:  # the other direction's product may round the same similarity to another side of a bound
             assert isinstance(roles.kin, Interval)
@@ -55,10 +50,9 @@ class Across:
         silent_R = (scale_R == 0) | (lse_R == -torch.inf)
         log_factor_R = torch.where(silent_R, LEFT_OUT, scale_R.log() - lse_R)
         self._noted.append((log_factor_R, above_R, cut_R))
-        self.d_own.append(terms.d_own_RP * share)
-        if terms.d_temperature_R is not None:
-            of_block = terms.d_temperature_R.sum() * share
-            self.d_temperature = of_block if self.d_temperature is None else self.d_temperature + of_block
+        self.d_own.append(d_own_RP)
+        if d_temperature is not None:
+            self.d_temperature = d_temperature if self.d_temperature is None else self.d_temperature + d_temperature
 
     def settle(self, sizes: list[int] | None) -> None:
         """Joins what was noted of all blocks and ranks; between the two directions."""

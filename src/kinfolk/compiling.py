@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 import torch
 
 LOG = logging.getLogger("kinfolk.compiling")
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def compiled(function: Callable[P, T], wanted: bool) -> Callable[P, T]:

@@ -138,14 +138,15 @@ class Contrast:
                 total.append(terms.loss_R.sum() * share)
                 proposed.append(terms.update)
                 if self.gives is not None:
-                    self.gives.note(roles, weighed, terms, share)
+                    by_temperature = None if terms.d_temperature_R is None else terms.d_temperature_R.sum() * share
+                    self.gives.note(roles, weighed, terms.d_lse_R * share, terms.d_own_RP * share, by_temperature)
                 if self.with_gradient:
                     gradient.add(rows, weighed, terms, share, temperature, push_RC, mean_RD)
             self.found.append(found.update)
             self.updates.append(proposed)
         views_AP = own_AP if self.pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are keys
-        alike = None if self.labels is None else alike_similarity(anchors_AD, candidates_CD, self.pairs, self.labels)
-        self.stats = partial(summed, counts, views_AP, alike)
+        similar = None if self.labels is None else alike_similarity(anchors_AD, candidates_CD, self.pairs, self.labels)
+        self.stats = partial(summed, counts, views_AP, similar)
         return total[0] if len(total) == 1 else torch.stack(total).sum(), gradient.parts()
 
     def _told(

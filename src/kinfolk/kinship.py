@@ -37,8 +37,8 @@ class Interval:
         below_RC = greater(self.upper_R.to(sim_RC.dtype).unsqueeze(1), sim_RC)
         return below_RC if above_RC is None else above_RC * below_RC
 
-    def degree(self, sim_RC: Tensor) -> Tensor | None:
-        return None
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        raise NotImplementedError("it has no degrees")
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ class Keys:
         alone_R1 = (same_RC * others(sim_RC)).sum(1, keepdim=True) == 0
         return (1 - same_RC).masked_fill(alone_R1, 0.0)
 
-    def degree(self, sim_RC: Tensor) -> Tensor | None:
-        if not self.graded:
-            return None
+    def degree(self, sim_RC: Tensor) -> Tensor:
         agree_RC = self._same(0).to(sim_RC.dtype)
         for level in range(1, len(self.key_LR)):
             agree_RC = agree_RC + self._same(level)
@@ -102,8 +100,8 @@ class Places:
         marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), 1.0)
         return marked_RC[:, rank_C]
 
-    def degree(self, sim_RC: Tensor) -> Tensor | None:
-        return None
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        raise NotImplementedError("it has no degrees")
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,9 @@ class Mask:
     def mask(self, sim_RC: Tensor) -> Tensor:
         return self.where_RC.to(sim_RC.dtype)
 
-    def degree(self, sim_RC: Tensor) -> Tensor | None:
-        return None if self.degree_RC is None else self.degree_RC.to(sim_RC.dtype)
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        assert self.degree_RC is not None, "it has no degrees"
+        return self.degree_RC.to(sim_RC.dtype)
 
 
 Form = Interval | Keys | Places | Mask
@@ -271,5 +270,5 @@ def greater(one: Tensor, other: Tensor) -> Tensor:
     """1 where `one` is greater, else 0, as a number."""
     if torch.compiler.is_compiling():
         return (one > other).to(one.dtype)
-    shape = torch.broadcast_shapes(one.shape, other.shape)
+    shape = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]
     return torch.gt(one, other, out=torch.empty(shape, dtype=one.dtype, device=one.device))

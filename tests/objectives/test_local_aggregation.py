@@ -45,7 +45,7 @@ def test_it_is_the_paper_s_loss_with_the_whole_bank_as_background(block_rows: in
 @pytest.mark.parametrize("action", ["eliminate", "reweight"])
 def test_what_is_not_attracted_is_the_base_loss(action: Any) -> None:
     z, ids, bank = batch()
-    made = [kind(T, Oracle(LABELS), action).on(pairs(z, ids, bank)) for kind in (LocalAggregation, NTXent)]
+    made = [kind(T, detector=Oracle(LABELS), action=action).on(pairs(z, ids, bank)) for kind in (LocalAggregation, NTXent)]
     torch.testing.assert_close(made[0], made[1])
 
 

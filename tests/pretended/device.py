@@ -11,6 +11,9 @@ would have to wait: `.item()`, `nonzero`, a mask of bools as an index, a copy th
 Needs g++ and the headers that come with torch, for a device guard; without them `AVAILABLE` is False.
 """
 
+# mypy: ignore-errors
+# The subclass is no tensor in the sense of the annotations of torch.
+
 from __future__ import annotations
 
 import contextlib
@@ -75,16 +78,16 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OnDevice:
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             meta = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
-            made: OnDevice = torch.Tensor._make_subclass(cls, meta, False, dispatch_device=False, device_for_backend_keys=CUDA)  # type: ignore[attr-defined]
+            made: OnDevice = torch.Tensor._make_subclass(cls, meta, False, dispatch_device=False, device_for_backend_keys=CUDA)
         made.held = held
         return made
 
-    device = property(lambda self: CUDA)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
-    is_meta = property(lambda self: False)  # type: ignore[assignment]
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    is_meta = property(lambda self: False)
 
     def tolist(self) -> Any:
         LOG.wait("tolist")
@@ -138,7 +141,7 @@ def pretended() -> Iterator[Log]:
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
-        with _Mode():  # type: ignore[no-untyped-call]
+        with _Mode():
             yield LOG
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
@@ -158,9 +161,9 @@ def _install() -> None:
         subprocess.run([*command, f"-Wl,-rpath,{include.parent / 'lib'}", "-o", str(part)], check=True)
         part.rename(library)
     ctypes.CDLL(str(library))
-    torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
-    torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
-    torch.amp.autocast_mode.is_autocast_available = lambda device: True  # type: ignore[assignment]
+    torch.cuda._lazy_init = lambda: None
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.amp.autocast_mode.is_autocast_available = lambda device: True
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -244,5 +247,5 @@ def _site() -> str:
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
             return f"{frame.f_code.co_filename[len(PACKAGE) :]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "the test"

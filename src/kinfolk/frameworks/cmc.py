@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent, Objective
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.base import Shared, with_detector
 from kinfolk.pairs import Pairs
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.exact import finite
@@ -71,7 +71,7 @@ class CMC(Framework):
         **shared: Unpack[Shared],
     ) -> None:
         loss, first = LocalAggregation if pool_kin else NTXent, shared.get("detector")
-        light, colour = (loss(temperature, **{**shared, "detector": each}) for each in (first, copy.deepcopy(first)))
+        light, colour = (loss(temperature, **with_detector(shared, each)) for each in (first, copy.deepcopy(first)))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
         if size % 2:

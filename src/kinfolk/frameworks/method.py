@@ -132,7 +132,7 @@ def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """Its own arguments, and of those that all losses share what a user may set."""
     parameters = inspect.signature(kind.__init__).parameters
     own = {name: p for name, p in parameters.items() if name not in _GIVEN and p.kind is not inspect.Parameter.VAR_KEYWORD}
-    if "shared" not in parameters:
+    if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return own
     hints = typing.get_type_hints(Shared)
     settable = [name for name in USUAL if name not in (*_GIVEN, *own, "gather", "compile")]

@@ -33,6 +33,11 @@ class Shared(TypedDict, total=False):
     compile: bool
 
 
+def with_detector(shared: Shared, detector: Detector | None) -> Shared:
+    """The same with another detector."""
+    return {**shared, "detector": detector}
+
+
 USUAL: Shared = {
     "detector": None,
     "action": "eliminate",
@@ -83,7 +88,7 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
-        self.block_rows, self.gather, self.compile = given["block_rows"], given["gather"], given["compile"]
+        self.block_rows, self.gather, self.compiles = given["block_rows"], given["gather"], given["compile"]
         if self.block_rows is not None and self.block_rows < 1:
             raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
         self.temperature, self.detector, self.action = temperature, given["detector"], action
@@ -134,7 +139,7 @@ class Objective(nn.Module, ABC):
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.num_classes)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compile)
+        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles)
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
         """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
@@ -250,7 +255,8 @@ class Objective(nn.Module, ABC):
 
 def call(name: str, objective: Objective, **shown: Any) -> str:
     """A call with the arguments `shown`, and those of every objective that are not the usual ones."""
-    shown |= {name: getattr(objective, name) for name, value in USUAL.items() if getattr(objective, name) != value}
+    held = {name: objective.compiles if name == "compile" else getattr(objective, name) for name in USUAL}
+    shown |= {name: value for name, value in held.items() if value != dict(USUAL)[name]}
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
@@ -293,4 +299,5 @@ class _Unit(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         directions, norm = ctx.saved_tensors
         along = (grad * directions).sum(-1, keepdim=True)
-        return torch.addcmul(grad, directions, along, value=-1).div_(norm)
+        by_z: Tensor = torch.addcmul(grad, directions, along, value=-1).div_(norm)
+        return by_z

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import check_decay, cosine_gamma
-from kinfolk.objectives.base import Shared, call
+from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.sogclr import SogCLR
 
@@ -51,7 +51,7 @@ class BimodalSogCLR(Bimodal[SogCLR]):
         **shared: Unpack[Shared],
     ) -> None:
         def make(each: Detector | None) -> SogCLR:
-            return SogCLR(num_samples, temperature, gamma, **{**shared, "detector": each})
+            return SogCLR(num_samples, temperature, gamma, **with_detector(shared, each))
 
         super().__init__(make, shared.get("detector"))
         self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)

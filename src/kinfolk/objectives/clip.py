@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Shared, call
+from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.ntxent import NTXent
@@ -47,7 +47,7 @@ class CLIPLoss(Bimodal[NTXent]):
         **shared: Unpack[Shared],
     ) -> None:
         def make(each: Detector | None) -> NTXent:
-            return NTXent(temperature, **{**shared, "detector": each})
+            return NTXent(temperature, **with_detector(shared, each))
 
         super().__init__(make, shared.get("detector"), LearnedTemperature(temperature, min_temperature) if learnable else None)
 

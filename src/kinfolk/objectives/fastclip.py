@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import check_decay, cosine_gamma
-from kinfolk.objectives.base import Shared, call
+from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.robust import RobustContrast
@@ -98,7 +98,7 @@ class FastCLIP(Bimodal[RobustContrast]):
                 learned.lowest,
                 learned.highest,
                 halved,
-                **{**shared, "detector": each},
+                **with_detector(shared, each),
             )
 
         super().__init__(make, shared.get("detector"), learned if individual_lr is None else None)

@@ -44,7 +44,8 @@ class LocalAggregation(Objective):
         temperature: float,
         **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, **{"action": "attract", **shared})
+        shared.setdefault("action", "attract")
+        super().__init__(temperature, **shared)
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature

@@ -66,15 +66,15 @@ class NTXent(Objective):
         if self.rescale_kept:  # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
             lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
         log_all_R = torch.logaddexp(log_own_R, lse_R)
-        pull_R = -1 / (t * number)
+        pull_R = torch.full_like(mean_R, -1.0) / (t * number)
         push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
         if not self.positive_in_denominator:  # a row without negatives has only its positives left
             log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)
         return Terms(
             loss_R=log_all_R - mean_R,
             d_lse_R=torch.exp(lse_R - log_all_R),
-            d_own_RP=push_RP + (pull_R.unsqueeze(1) if isinstance(number, Tensor) else pull_R),
-            d_kin_R=pull_R if isinstance(number, Tensor) else None,
+            d_own_RP=push_RP + pull_R.unsqueeze(1),
+            d_kin_R=pull_R,
             d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t,
         )
 
