@@ -290,7 +290,7 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(1e-12)
-        directions = z / norm
+        directions: Tensor = z / norm
         ctx.save_for_backward(directions, norm)
         return directions
 

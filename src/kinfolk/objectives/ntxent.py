@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
