@@ -17,6 +17,7 @@ FREE = (
     "snapshots",
     "trainer.loggers",
     "trainer.log_every",
+    "trainer.compile",
 )
 """Keys that do not touch the result. The data may have been moved: whether they are the same samples is asked of the samples themselves."""
 

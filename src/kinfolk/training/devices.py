@@ -32,7 +32,8 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
     precision = _precision(accelerator) if config.precision == "auto" else config.precision
-    return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision})
+    compiles = accelerator == "cuda" if config.compile == "auto" else config.compile
+    return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision, "compile": compiles})
 
 
 def _require_known(config: TrainerConfig, accelerator: str) -> None:

@@ -109,6 +109,7 @@ class TrainerConfig(Section):
     strategy: str = "auto"
     accumulate: int = Field(default=1, ge=1, description="batches for each optimiser step; adds no negatives")
     channels_last: bool = True
+    compile: bool | Literal["auto"] = Field(default="auto", description="the loss through torch.compile; auto: on a GPU")
     sync_batchnorm: bool = False
     gradient_clip: float | None = Field(default=None, gt=0)
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
