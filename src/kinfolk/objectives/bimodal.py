@@ -56,6 +56,8 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
             group_ids: (B,) known positives: samples of one group (captions of one image, equal captions) are never each other's
                 negatives. Below 0: of no group.
         """
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.forward)(image_features, text_features, ids, group_ids)
         _check(image_features, text_features, ids, group_ids)
         device = image_features.device
         ids = self.image.numbered(image_features) if ids is None else ids.to(device, torch.int64)
