@@ -69,6 +69,13 @@ def names() -> list[str]:
     return [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTED for a in ACTIONS)]
 
 
+def kept() -> list[str]:
+    """Those whose digests are kept: every framework alone and with GloFND, every detector and action on one, and some on others."""
+    chosen = {*FRAMEWORKS, *(f"{f}+glofnd:eliminate" for f in FRAMEWORKS), *(f"simclr+{d}:{a}" for d in DETECTED for a in ACTIONS)}
+    chosen |= {f"sogclr+{d}:reweight" for d in DETECTED} | {f"clip+{d}:eliminate" for d in DETECTED} | {f"la+{d}:attract" for d in DETECTED}
+    return [name for name in names() if name in chosen]
+
+
 def made(name: str, dtype: torch.dtype = torch.float64) -> Framework:
     """The composition on a small encoder; the same weights each time."""
     torch.manual_seed(0)
@@ -195,12 +202,13 @@ def differences(old: Any, new: Any, rtol: float, where: str = "") -> list[str]:
 
 
 def digest(found: dict[str, Any]) -> list[float]:
-    """A few numbers that change where anything does: each loss, and projections of gradients, counts and state on a fixed direction."""
+    """Four numbers that change where anything does: losses, gradients and state projected on a fixed direction, and the counts."""
     if "refused" in found:
         return []
-    losses = [float(loss) for loss in found["loss"]]
-    gradients = [_projected(gradient) for gradient in found["gradient"]]
-    return [*losses, *gradients, float(sum(counts.double()[:5].sum() for counts in found["counts"])), _projected(found["state"])]
+    losses = {str(i): loss for i, loss in enumerate(found["loss"])}
+    gradients = {f"{i}.{name}": value for i, each in enumerate(found["gradient"]) for name, value in each.items()}
+    counts = float(sum(counts.double()[:5].sum() for counts in found["counts"]))
+    return [_projected(losses), _projected(gradients), counts, _projected(found["state"])]
 
 
 def _projected(tensors: dict[str, Tensor]) -> float:
@@ -222,7 +230,7 @@ def main() -> None:
     torch.set_num_threads(1)
     command, *rest = sys.argv[1:]
     if command == "digest":
-        lines = [f"{json.dumps(name)}: {json.dumps(digest(attempt(name)))}" for name in names()]
+        lines = [f"{json.dumps(name)}: {json.dumps([round(x, 9) for x in digest(attempt(name))])}" for name in kept()]
         DIGEST.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         return
     chosen = [name for name in names() if all(part in name for part in rest[1:])]
