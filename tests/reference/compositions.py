@@ -217,7 +217,8 @@ def _projected(tensors: dict[str, Tensor]) -> float:
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         direction = torch.rand(value.numel(), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         finite = value.detach().double().flatten().nan_to_num(0, 7, -7)
-        total += float((finite * direction).sum() / max(1.0, float(finite.abs().max()) if finite.numel() else 1.0))
+        scale = 1.0 if value.is_floating_point() or not finite.numel() else max(1.0, float(finite.abs().max()))  # seeds are large
+        total += float((finite * direction).sum()) / scale
     return total
 
 
