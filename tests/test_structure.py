@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": {"kinship", "pairs"},
     "stores": {"distributed"},
     "detectors.base": {"kinship", "pairs", "stores"},
-    "detectors": {"detectors.base", "clustering", "doubts", *ENGINE},
+    "detectors": {"detectors.base", "clustering", "compiling", "doubts", *ENGINE},
     "across": ENGINE,
     "contrast": {"across", "compiling", "detectors.base", *ENGINE},
     "objectives": {"across", "contrast", "detectors.base", *ENGINE},

@@ -169,7 +169,7 @@ class Weighed:
 
 
 def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False) -> Weighed:
-    """Similarities → selection → weights and targets → softmax. Overwrites `sim_RC`.
+    """Similarities → selection → weights and targets → softmax. May overwrite `sim_RC`.
 
     Args:
         sim_RC: similarities, `LEFT_OUT` at the anchor's own.
@@ -182,9 +182,9 @@ def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, tem
     weight_R = negatives_R.to(sim_RC.dtype)
     if drop_RC is not None:
         weight_R = weight_R - drop_RC.sum(1)
-        sim_RC = sim_RC.add_(drop_RC, alpha=LEFT_OUT)
+        sim_RC = plus(sim_RC, drop_RC, LEFT_OUT)
     if kin_RC is None:
-        share_RC, lse_R = shares(sim_RC.div_(t), weight_R)
+        share_RC, lse_R = shares(divided(sim_RC, t), weight_R)
         return Weighed(share_RC, lse_R, weight_R, torch.zeros_like(weight_R))
     assert roles.kin is not None
     flagged_R, cut_R, removes = kin_RC.sum(1), None, policy.removes(roles.kin.graded)
@@ -200,16 +200,16 @@ def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, tem
             share_RC, kin_lse_R = shares(pooled_RC, mass_R)
             target_RC = share_RC * (mass_R > 0).unsqueeze(1)
     if removes:
-        weight_R, logit_RC = weight_R - flagged_R, sim_RC.add_(kin_RC, alpha=LEFT_OUT).div_(t)
+        weight_R, logit_RC = weight_R - flagged_R, divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
     elif policy.action == "attract":
-        logit_RC = sim_RC.div_(t)
+        logit_RC = divided(sim_RC, t)
     elif roles.kin.graded:
         factor_RC = 1 - roles.kin.degree(sim_RC)
         weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
-        logit_RC = sim_RC.div_(t).add_(kin_RC * factor_RC.log().clamp(min=LEFT_OUT))
+        logit_RC = plus(divided(sim_RC, t), kin_RC * factor_RC.log().clamp(min=LEFT_OUT), 1.0)
     else:
         weight_R = (weight_R - flagged_R) + flagged_R * policy.kin_weight
-        logit_RC = sim_RC.div_(t).add_(kin_RC, alpha=math.log(policy.kin_weight))
+        logit_RC = plus(divided(sim_RC, t), kin_RC, math.log(policy.kin_weight))
     share_RC, lse_R = shares(logit_RC, weight_R)
     return Weighed(share_RC, lse_R, weight_R, flagged_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
 
@@ -254,11 +254,27 @@ def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, m
 def shares(logit_RC: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
     """The softmax of each row, and its log-sum-exp: the largest logit less the logarithm of its share, which is at least 1 / C.
 
-    In eager mode this is a third of the time of `logsumexp` and an exponential. A row whose weight is 0 has equal shares, to be multiplied
-    by a derivative of 0, and −inf."""
-    share_RC = torch.softmax(logit_RC, 1)
-    lse_R = logit_RC.amax(1) - share_RC.amax(1).log()
+    In eager mode this is a third of the time of `logsumexp` and an exponential; a compiler has it in one pass less the other way. A row
+    whose weight is 0 has equal shares, to be multiplied by a derivative of 0, and −inf."""
+    top_R = logit_RC.amax(1)
+    if torch.compiler.is_compiling():
+        exp_RC = (logit_RC - top_R.unsqueeze(1)).exp()
+        sum_R = exp_RC.sum(1)
+        share_RC, lse_R = exp_RC / sum_R.unsqueeze(1), top_R + sum_R.log()
+    else:
+        share_RC = torch.softmax(logit_RC, 1)
+        lse_R = top_R - share_RC.amax(1).log()
     return share_RC, torch.where(weight_R > 0, lse_R, -torch.inf)
+
+
+def plus(x_RC: Tensor, y_RC: Tensor, factor: float) -> Tensor:
+    """x + factor · y: in place, unless it is compiled, where writing to an argument costs a pass."""
+    return x_RC + factor * y_RC if torch.compiler.is_compiling() else x_RC.add_(y_RC, alpha=factor)
+
+
+def divided(x_RC: Tensor, by: float | Tensor) -> Tensor:
+    """x / by, likewise."""
+    return x_RC / by if torch.compiler.is_compiling() else x_RC.div_(by)
 
 
 def others(sim_RC: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
     `sim_RC` holds cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples,
-    sample-major.
+    sample-major. `compiles`: whether pure functions of it are to go through `torch.compile`.
     """
 
     sim_RC: Tensor
@@ -107,6 +107,7 @@ class Block:
     candidate_ids: Tensor
     num_views: int
     num_negatives_R: Tensor
+    compiles: bool = False
 
     @property
     def row_ids(self) -> Tensor:

@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kinfolk.compiling import compiled
 from kinfolk.detectors import quantile
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.quantile import Seen, State, Visit
-from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule, look, own_quantile
+from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule, look, own_quantile, track
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
@@ -116,7 +117,7 @@ class GloFND(Detector):
             new, counts = self.rule.step(block, state, learned_b), State()
             level_b = new["threshold"]
         else:
-            new, level_b, counts = self.rule.track(block, state, learned_b, self.drift)
+            new, level_b, counts = compiled(track, block.compiles)(self.rule, block, state, learned_b, self.drift)
             level_b = level_b.masked_fill((state["visits"] == 0) & (self.rule.init == "one"), 1.0).clamp(-1, 1)
         moving = (block.over_views(block.num_negatives_R.to(alpha_b.dtype)) > 0) & (alpha_b > 0)
         update = {name: rows.where(moving, state[name]) for name, rows in new.items()}

@@ -56,15 +56,6 @@ class ThresholdRule:
         number_R, excess_R = (rows.to(per_R.dtype) for rows in peaks(block, level_R))
         return Visit(*(block.over_views(rows) for rows in (number_R * per_R, excess_R * per_R, n_R)))
 
-    def track(self, block: Block, state: State, alpha: Tensor, drift: Tensor) -> tuple[State, Tensor, State]:
-        """A visit under "tracking": the new state, the thresholds of this visit, and for the drift how many were expected and found."""
-        before, jump = quantile.moved(state, look(block, state["threshold"].dtype), alpha)
-        n_b = block.over_views(block.num_negatives_R.to(alpha.dtype))
-        visit = self.measure(block, quantile.counting_level(before, n_b, alpha, drift))
-        new, level_b = quantile.tracking_step(before, visit, alpha, drift)
-        known, expected = ~jump & (n_b > 0), quantile.expected_above(n_b, alpha)
-        return new, level_b, {"expected": expected.where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
-
     def step(self, block: Block, state: State, alpha: Tensor) -> State:
         """A visit under "adam" or "sgd": the new state."""
         new = self.descend(state, self.measure(block, state["threshold"]), alpha)
@@ -85,6 +76,16 @@ class ThresholdRule:
     def started(self, state: State, own: Tensor) -> State:
         """The state after a first visit that sets the threshold to `own`, the quantile of that visit."""
         return {**state, "threshold": own.to(state["threshold"].dtype), "visits": state["visits"] + 1}
+
+
+def track(rule: ThresholdRule, block: Block, state: State, alpha: Tensor, drift: Tensor) -> tuple[State, Tensor, State]:
+    """A visit under "tracking": the new state, the thresholds of this visit, and for the drift how many were expected and found."""
+    before, jump = quantile.moved(state, look(block, state["threshold"].dtype), alpha)
+    n_b = block.over_views(block.num_negatives_R.to(alpha.dtype))
+    visit = rule.measure(block, quantile.counting_level(before, n_b, alpha, drift))
+    new, level_b = quantile.tracking_step(before, visit, alpha, drift)
+    known, expected = ~jump & (n_b > 0), quantile.expected_above(n_b, alpha)
+    return new, level_b, {"expected": expected.where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
 
 
 def look(block: Block, dtype: torch.dtype) -> Seen:
