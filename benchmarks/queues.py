@@ -95,7 +95,7 @@ def loss(repetitions: int) -> None:
     pairs, queries = queue_pairs()
     runs: dict[str, Callable[[], object]] = {}
     for name, detector in {"plain": None, **rings()}.items():
-        objective = NTXent(TEMPERATURE, detector)
+        objective = NTXent(TEMPERATURE, detector=detector)
         for _ in range(3):  # learned bounds have left their start
             objective.on(pairs)
         runs[name] = lambda objective=objective: objective.on(pairs).backward()  # type: ignore[misc]
@@ -156,9 +156,9 @@ def peak(rows: int, detector: str) -> float:
     pairs, _ = queue_pairs()
     made: dict[str, kf.Ring | None] = {"plain": None, **rings()}
     z = features(64).requires_grad_()
-    first = NTXent(TEMPERATURE, kf.Ring(LOWER, UPPER, 64))(z, z, torch.arange(64))
+    first = NTXent(TEMPERATURE, detector=kf.Ring(LOWER, UPPER, 64))(z, z, torch.arange(64))
     first.backward()  # loads what torch loads at the first call
-    objective = NTXent(TEMPERATURE, made[detector], block_rows=rows)
+    objective = NTXent(TEMPERATURE, detector=made[detector], block_rows=rows)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = process_memory("VmRSS")
     objective.on(pairs).backward()  # type: ignore[no-untyped-call]

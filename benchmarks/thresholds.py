@@ -97,9 +97,9 @@ def report(name: str, error: Tensor, share: float, run: Run | None) -> None:
 
 def above(block: Block, found: Found) -> Tensor:
     """(R, C) True where a candidate is kin, as a level says."""
-    level_R = found.levels[0].kin_above_R
-    assert level_R is not None
-    return block.sim_RC > level_R.unsqueeze(1)
+    kin = found.levels[0].kin
+    assert kin is not None
+    return kin.mask(block.sim_RC) > 0
 
 
 def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: int, group: int, judged: int) -> None:

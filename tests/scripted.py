@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Mask, Roles
+from kinfolk.pairs import Block
 
 Say = Callable[[Tensor, Tensor], Roles]
 
@@ -30,8 +31,8 @@ class Scripted(Detector):
 
 def same_class(num_classes: int) -> Say:
     """Kin are the samples whose ids agree modulo `num_classes`."""
-    return lambda row, col: Roles(kin_RC=row % num_classes == col % num_classes)
+    return lambda row, col: Roles(kin=Mask(row % num_classes == col % num_classes))
 
 
 def everybody(row: Tensor, col: Tensor) -> Roles:
-    return Roles(kin_RC=torch.ones(len(row), col.shape[1], dtype=torch.bool))
+    return Roles(kin=Mask(torch.ones(len(row), col.shape[1], dtype=torch.bool)))

@@ -32,7 +32,7 @@ def objective(name: str) -> Objective:
     }
     detector = detectors[name.partition("/")[2]]
     if name.startswith("ntxent"):
-        made: Objective = NTXent(0.3, detector, "attract" if "oracle" in name else "eliminate", block_rows=4)
+        made: Objective = NTXent(0.3, detector=detector, action="attract" if "oracle" in name else "eliminate", block_rows=4)
     else:
         made = SogCLR(NUM_SAMPLES, 0.3, detector=detector, block_rows=4)
     made.watch(LABELS)

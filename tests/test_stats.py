@@ -33,7 +33,7 @@ def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [-1] * 7])
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) -> None:
-    loss_fn = NTXent(0.2, Scripted(same_class(2)), block_rows=block_rows)
+    loss_fn = NTXent(0.2, detector=Scripted(same_class(2)), block_rows=block_rows)
     loss_fn.watch(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
@@ -60,7 +60,7 @@ def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_rates_of_the_anchors_equal_the_released_definition(labels: list[int], num_classes: int, block_rows: int | None) -> None:
     """With five groups of seven ids, some anchors have nothing flagged; the labels leave some without false negatives."""
-    loss_fn = NTXent(0.2, Scripted(same_class(num_classes)), block_rows=block_rows)
+    loss_fn = NTXent(0.2, detector=Scripted(same_class(num_classes)), block_rows=block_rows)
     loss_fn.watch(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
@@ -168,7 +168,7 @@ def test_similarities_of_two_views_and_without_labels() -> None:
 
 def test_labels_never_touch_the_loss() -> None:
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
-    plain, watched = (NTXent(0.2, Scripted(same_class(2))) for _ in range(2))
+    plain, watched = (NTXent(0.2, detector=Scripted(same_class(2))) for _ in range(2))
     watched.watch(torch.arange(7))
     assert torch.equal(plain(z[0], z[1]), watched(z[0], z[1], torch.arange(7)))
     assert "labels" not in watched.state_dict()

@@ -6,10 +6,11 @@ Images i and texts j have one matrix of similarities, and the two directions the
     ∂loss/∂s_ij = f_i' p_ij / t + f'_j' q_ij / t,     q_ij = v_ij exp(s_ij / t − lse'_j)
 
 The texts' direction is evaluated first and without gradient: one product, after which a text is known by lse'_j, its derivative, and the
-level above which v_ij is 0. With these the images' direction, where a block of s is at hand, has the second term as well, and takes the two
-products of the gradient from the sum. Under a process group only these numbers cross ranks.
+similarities above and up to which v_ij is 0. With these the images' direction, where a block of s is at hand, has the second term as well,
+and takes the two products of the gradient from the sum. Under a process group only these numbers cross ranks. Measured at batch 4,096 and
+D = 512, where products are all that counts: 0.7 of the time of both directions by themselves.
 
-Dimension key: R rows of a block, C candidates, A anchors, P own positives, K negatives that are kept in any case.
+Dimension key: R rows of a block, C candidates, P own positives.
 """
 
 from __future__ import annotations
@@ -18,61 +19,50 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.actions import Settled
-from kinfolk.pairs import Block, Roles
-
-_OUT = -1e30  # in the exponent of a pair that is left out
+from kinfolk.kinship import Interval, Roles, Weighed, greater
+from kinfolk.pairs import LEFT_OUT
 
 
 class Across:
     """Collects from the blocks of one direction (`note`), and answers for blocks of the other (`push`), in which its anchors are the
-    candidates. Kin may only be said by a level, and be left out.
+    candidates. Kin may only be an interval without upper end, and be left out.
 
     Args:
-        temperature: t.
-        min_negatives: K, see `Policy`.
+        temperature: t, one for all.
     """
 
-    def __init__(self, temperature: float, min_negatives: int) -> None:
-        self.temperature, self.min_negatives, self.first_row = temperature, min_negatives, 0
+    def __init__(self, temperature: float | Tensor) -> None:
+        self.temperature = temperature
         self.d_own: list[Tensor] = []  # (R, P) by the similarities of the own pairs, which are one for both directions
-        self.d_temperature: float | Tensor = 0.0  # with these and lse held
+        self.d_temperature: Tensor | None = None  # with these and lse held
         self._noted: list[tuple[Tensor, ...]] = []
 
-    def note(self, roles: Roles, settled: Settled, lse_R: Tensor, shares_RC: Tensor, d_lse_R: Tensor) -> None:
-        """What the gradient of the other direction needs of a block: `d_lse_R` is the derivative of the loss by `lse_R`."""
-        scale_R = d_lse_R / self.temperature
-        level_R = torch.full_like(lse_R, torch.inf)
-        if roles.kin_above_R is not None:  # the other direction's product may round the same similarity to another side of it
-            level_R = roles.kin_above_R.to(lse_R.dtype) + 4 * torch.finfo(lse_R.dtype).eps
-        # Where no more than `min_negatives` are left, some may have been spared: no level says which, but they are few.
-        spared_R = (settled.weight_R <= self.min_negatives) & (level_R < torch.inf)
-        share_RK = shares_RC.new_zeros(len(lse_R), min(self.min_negatives, shares_RC.shape[1]))
-        place_RK = torch.zeros_like(share_RK, dtype=torch.int64)
-        if spared_R.any():
-            share_RK[spared_R], place_RK[spared_R] = shares_RC[spared_R].topk(share_RK.shape[1])
-        silent_R = spared_R | (scale_R == 0) | (lse_R == -torch.inf)
-        log_factor_R = (scale_R.log() - lse_R).masked_fill(silent_R, -torch.inf)
-        self._noted.append((log_factor_R, level_R, share_RK * scale_R.unsqueeze(1), place_RK))
+    def note(self, roles: Roles, weighed: Weighed, d_lse_R: Tensor, d_own_RP: Tensor, d_temperature: Tensor | None) -> None:
+        """What the gradient of the other direction needs of a block: the derivatives of the loss by its row terms."""
+        lse_R, scale_R = weighed.lse_R, d_lse_R / self.temperature
+        above_R, cut_R = torch.full_like(lse_R, torch.inf), torch.full_like(lse_R, -torch.inf)
+        if roles.kin is not None:  # the other direction's product may round the same similarity to another side of a bound
+            assert isinstance(roles.kin, Interval)
+            assert roles.kin.lower_R is not None
+            slack = 4 * torch.finfo(lse_R.dtype).eps
+            above_R = roles.kin.lower_R.to(lse_R.dtype) + slack
+            cut_R = cut_R if weighed.cut_R is None else weighed.cut_R
+        silent_R = (scale_R == 0) | (lse_R == -torch.inf)
+        log_factor_R = torch.where(silent_R, LEFT_OUT, scale_R.log() - lse_R)
+        self._noted.append((log_factor_R, above_R, cut_R))
+        self.d_own.append(d_own_RP)
+        if d_temperature is not None:
+            self.d_temperature = d_temperature if self.d_temperature is None else self.d_temperature + d_temperature
 
     def settle(self, sizes: list[int] | None) -> None:
         """Joins what was noted of all blocks and ranks; between the two directions."""
         columns = [torch.cat(parts) for parts in zip(*self._noted, strict=True)]
         if sizes is not None:
             columns = [distributed.gather_rows(column, sizes) for column in columns]
-            self.first_row = sum(sizes[: torch.distributed.get_rank()])
-        self._log_factor_C, self._level_C, self._kept_CK, self._place_CK = columns
-        self._leveled, self._sparing = bool((self._level_C < torch.inf).any()), bool((self._kept_CK > 0).any())
+        self._columns = columns
 
-    def push(self, block: Block, rows: slice, out_RC: Tensor) -> None:
-        """Writes the other direction's part of ∂loss/∂s to `out_RC`; a few rows at a time, so that they stay in the cache."""
-        for part, (above_RC,) in block.parts(1):
-            sim_RC, push_RC = block.sim_RC[part], out_RC[part]
-            torch.add(self._log_factor_C, sim_RC, alpha=1 / self.temperature, out=push_RC)
-            if self._leveled:  # a mask of numbers, see `actions`
-                push_RC.add_(torch.gt(sim_RC, self._level_C, out=above_RC), alpha=_OUT)
-            push_RC.exp_()
-        if self._sparing:
-            row_CK = self._place_CK - self.first_row - rows.start
-            here_CK = (self._kept_CK > 0) & (row_CK >= 0) & (row_CK < len(out_RC))
-            out_RC[row_CK[here_CK], here_CK.nonzero()[:, 0]] += self._kept_CK[here_CK]
+    def push(self, sim_RC: Tensor) -> Tensor:
+        """(R, C) the other direction's part of ∂loss/∂s."""
+        log_factor_C, above_C, cut_C = self._columns
+        out_RC = greater(sim_RC, torch.maximum(above_C, cut_C))
+        return (sim_RC / self.temperature).add_(log_factor_C).add_(out_RC, alpha=LEFT_OUT).exp_()

@@ -1,19 +1,19 @@
 """Who is compared with whom, and as what.
 
 Dimension key: A anchors, B samples of the batch (A = B·V), V views, C candidates, D embedding, P own positives per anchor,
-R rows of a block, M matches.
+R rows of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-CACHED = 1 << 20
-"""Entries at a time: with two masks of them they stay in the cache, and are enough to be worth a call."""
+LEFT_OUT = -1e30
+"""The similarity of what is left out: its share in a softmax is 0, and a row of nothing else stays finite, where −inf would give NaN."""
 
 
 def require_integers(name: str, given: Tensor) -> None:
@@ -104,8 +104,8 @@ class Pairs:
 class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
-    `sim_RC` holds cosine similarities, −inf where the candidate is the anchor's own. R = b·V rows of b samples, sample-major.
-    `spare` is memory of the same kind that anybody may overwrite, where the engine has some: enough for two parts.
+    `sim_RC` holds cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples,
+    sample-major. `compiles`: whether pure functions of it are to go through `torch.compile`.
     """
 
     sim_RC: Tensor
@@ -113,63 +113,20 @@ class Block:
     candidate_ids: Tensor
     num_views: int
     num_negatives_R: Tensor
-    spare: Tensor | None = None
+    compiles: bool = False
 
     @property
     def row_ids(self) -> Tensor:
         """(R,) sample id of each row."""
-        return self.ids.repeat_interleave(self.num_views)
+        return self.per_row(self.ids)
 
-    def parts(self, number: int) -> Iterator[tuple[slice, Tensor]]:
-        """Some rows at a time, as many as stay in the cache of a core, and `number` spare matrices of their size."""
-        num_rows, num_candidates = self.sim_RC.shape
-        step = min(num_rows, max(1, CACHED // num_candidates)) if self.sim_RC.device.type == "cpu" else num_rows
-        room = number * step * num_candidates
-        spare = self.sim_RC.new_empty(room) if self.spare is None or self.spare.numel() < room else self.spare.view(-1)[:room]
-        for first in range(0, num_rows, step):
-            rows = slice(first, min(first + step, num_rows))
-            yield rows, spare.view(number, step, num_candidates)[:, : rows.stop - first]
+    def per_row(self, values_b: Tensor) -> Tensor:
+        """(R,) a quantity of each sample, for each of its rows."""
+        return values_b.repeat_interleave(self.num_views)
 
     def over_views(self, values_R: Tensor) -> Tensor:
         """(b,) mean of a per-row quantity over the views of each sample."""
         return values_R.view(-1, self.num_views).mean(1)
-
-
-Places = tuple[Tensor, Tensor]
-"""Rows (M,) and columns (M,) of a block."""
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What a detector says of one block. Kin are given as a mask or, where the detector has them at hand, as places.
-
-    Args:
-        kin_RC: True where the candidate is kin of the anchor. None: nobody is.
-        kin: the same as places, each once and none of the anchor's own; instead of `kin_RC`.
-        kin_above_R: the same as a level: kin are the candidates more similar than this; instead of both.
-        drop_RC: True where the candidate is left out although it is not kin (too easy, not drawn). None: nobody is.
-        drop_below_R: a candidate less similar than this is left out too; the most similar one is not, however low. None: no such level.
-        drop: places that are left out besides.
-        degree_RC: kinship in [0, 1] of kin, for `reweight`: the factor is 1 − degree. None: the factor is the objective's `kin_weight`.
-    """
-
-    kin_RC: Tensor | None = None
-    kin: Places | None = None
-    kin_above_R: Tensor | None = None
-    drop_RC: Tensor | None = None
-    drop_below_R: Tensor | None = None
-    drop: Places | None = None
-    degree_RC: Tensor | None = None
-
-    @property
-    def leveled(self) -> bool:
-        """Whether a level says who is kin or dropped."""
-        return self.kin_above_R is not None or self.drop_below_R is not None
-
-    @property
-    def drops(self) -> bool:
-        """Whether anybody is left out although not kin."""
-        return self.drop_RC is not None or self.drop_below_R is not None or self.drop is not None
 
 
 def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,8 +142,9 @@ def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple
     return row_M, order_C[first_R[row_M] + within_M]
 
 
-def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
-    """The SimCLR pattern on unit-norm embeddings: every view is an anchor, every view is a candidate, the other view is the positive."""
+def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[[Tensor], Tensor] | None = None) -> Pairs:
+    """The SimCLR pattern: every view is an anchor, every view is a candidate, the other view is the positive. `unit`: what makes the
+    embeddings unit norm, where they are not yet."""
     if z1.shape != z2.shape or z1.ndim != 2:
         raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
     if ids is not None:
@@ -194,6 +152,7 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Pairs:
     ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device, torch.int64)
     if ids.shape != z1.shape[:1]:
         raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")
-    anchors = torch.stack((z1, z2), 1).flatten(0, 1)
-    positives = torch.stack((z2, z1), 1).flatten(0, 1).unsqueeze(1)
-    return Pairs(anchors, anchors, positives, ids, ids.repeat_interleave(2), num_views=2)
+    z_BVD = torch.stack((z1, z2), 1)
+    z_BVD = z_BVD if unit is None else unit(z_BVD)
+    anchors, positives = z_BVD.flatten(0, 1), z_BVD.flip(1).flatten(0, 1).unsqueeze(1)
+    return Pairs(anchors, anchors, positives, ids, ids.repeat_interleave(2), num_views=2, unit=unit is not None)

@@ -6,19 +6,19 @@ sample has a precision and a recall of its own, over all its views, and the mean
 so its Table 1): a sample with nothing flagged has precision 1, a sample without false negatives has recall 1. F1 is the harmonic mean of
 the two means, which is what the figures of Table 1 come to.
 
-Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R = b·V rows of a block, b samples, V views,
-M places.
+Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R = b·V rows of a block, b samples, V views.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.pairs import Block, Pairs, own_matches
+from kinfolk.kinship import others
+from kinfolk.pairs import Block, Pairs
 
 NAN = float("nan")
 UNIT = 1 << 20
@@ -133,24 +133,58 @@ class Stats:
         return _ratio(self.alike_sum, self.alike) / UNIT
 
 
-def count(
-    block: Block, kin: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], labels_N: Tensor | None, flagged_R: Tensor
-) -> Tensor:
-    """(8,) the counts of one block. `kin`, `own`: places of flagged pairs and of pairs within a sample; `flagged_R`: how many of a row.
+@dataclass(frozen=True)
+class Alike:
+    """Which pairs of a block have two known labels and which have equal ones, 1 and 0 and 0 within a sample; and (R,) whether the row's is
+    known."""
 
-    Only those are looked at one by one; the number of pairs with equal labels comes from the sizes of the classes."""
-    negatives, flagged = block.num_negatives_R.sum(), flagged_R.double().sum().long()
-    if labels_N is None:
-        return torch.stack([negatives, flagged, *torch.zeros_like(negatives).expand(COUNTED - 2)])
-    label_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
-    size_K = torch.zeros(int(labels_N.max()) + 2, dtype=torch.int64, device=label_C.device)  # the first: without label
-    size_K.index_add_(0, (label_C + 1).clamp(min=0), torch.ones_like(block.candidate_ids))
-    own_R, _ = _agree(label_R, label_C, own)
-    kin_R = (size_K[(label_R + 1).clamp(min=0)] - own_R).where(label_R >= 0, 0)
-    none_R = torch.zeros_like(own_R)
-    hits_R, judged_R = (none_R, none_R) if kin is None else _agree(label_R, label_C, kin)
-    by_anchor = per_anchor(hits_R, judged_R, kin_R, label_R >= 0, block.num_views)
-    return torch.stack([negatives, flagged, judged_R.sum(), hits_R.sum(), kin_R.sum(), *by_anchor])
+    known_RC: Tensor
+    same_RC: Tensor
+    known_R: Tensor
+
+
+@dataclass(frozen=True)
+class Labels:
+    """(N,) labels of all samples, below 0 where unknown, and the number of classes, which only the host may ask for."""
+
+    of_N: Tensor
+    number: int
+
+    def alike(self, block: Block) -> Alike:
+        """What they say of the pairs of a block."""
+        label_R, label_C = self.of_N[block.row_ids], self.of_N[block.candidate_ids]
+        known_R = label_R >= 0
+        known_RC = others(block.sim_RC) * (known_R.unsqueeze(1) & (label_C >= 0))
+        return Alike(known_RC, known_RC * (label_R.unsqueeze(1) == label_C), known_R)
+
+
+def summed(counts: Sequence[Tensor | tuple[Tensor, Tensor]], views_AP: Tensor, alike: Tensor | None) -> Stats:
+    """The counts of a step, from what `count` gave of each block, or without labels from (R,) negatives and flagged of its rows; from the
+    similarities of the anchors' own positives; and from (2,) `alike_similarity`. Only computed where somebody asks."""
+    blocks = [each if isinstance(each, Tensor) else count(*each) for each in counts]
+    similarity = _whole(views_AP.sum(1))
+    own = torch.stack((torch.full_like(similarity, views_AP.numel()), similarity))
+    return Stats.from_counts(torch.cat((torch.stack(blocks).sum(0), own, torch.zeros_like(own) if alike is None else alike)))
+
+
+def count(negatives_R: Tensor, flagged_R: Tensor, kin_RC: Tensor | None = None, alike: Alike | None = None, num_views: int = 1) -> Tensor:
+    """(8,) the counts of one block, the first fields of `Stats`.
+
+    Args:
+        negatives_R, flagged_R: (R,) how many of each row could have been flagged, and were.
+        kin_RC: 1 where these are; None: nowhere.
+        alike: see `Labels`; None: there are none.
+        num_views: rows of a sample.
+    """
+    rows = [negatives_R, flagged_R]
+    if alike is None:
+        counts = torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
+        return torch.cat((counts, counts.new_zeros(COUNTED - 2)))
+    none_R = torch.zeros_like(flagged_R)
+    judged_R, hits_R = (none_R if kin_RC is None else (kin_RC * each_RC).sum(1) for each_RC in (alike.known_RC, alike.same_RC))
+    kin_R = alike.same_RC.sum(1)
+    counts = torch.stack([row.to(torch.float64) for row in (*rows, judged_R, hits_R, kin_R)]).sum(1).to(torch.int64)
+    return torch.cat((counts, torch.stack(per_anchor(hits_R, judged_R, kin_R, alike.known_R, num_views))))
 
 
 def per_anchor(hits_R: Tensor, judged_R: Tensor, kin_R: Tensor, known_R: Tensor, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,44 +201,50 @@ def per_anchor(hits_R: Tensor, judged_R: Tensor, kin_R: Tensor, known_R: Tensor,
     return known_b.sum(), _whole(precision_b), _whole(recall_b)
 
 
-def measure(anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor, pairs: Pairs, labels_N: Tensor | None) -> Tensor:
-    """(4,) positives, their similarity, false negatives, their similarity; no A × C matrix.
+def alike_similarity(anchors_AD: Tensor, candidates_CD: Tensor, pairs: Pairs, labels: Labels) -> Tensor:
+    """(2,) how many pairs of an anchor and a negative have equal labels, and the sum of their similarities; no A × C matrix.
 
     Σ over the candidates of a class of z·z′ is z times the sum of the class; what is the anchor's own is taken off it."""
-    views_AP = own_AP if pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are others' keys
-    found = [torch.ones_like(views_AP, dtype=torch.int64).sum(), _whole(views_AP.sum(1))]
-    if labels_N is None:
-        return torch.stack([*found, *torch.zeros_like(found[0]).expand(2)])
     spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))
-    some_CD, label_C = candidates_CD[spread].contiguous(), labels_N[pairs.candidate_ids[spread]]
-    size_K = torch.bincount(label_C + 1, minlength=int(labels_N.max()) + 2)  # the first: without label
-    sum_KD = F.embedding_bag(label_C.argsort(), some_CD, size_K.cumsum(0) - size_K, mode="sum")
-    label_A = labels_N[pairs.ids].repeat_interleave(pairs.num_views)
-    sum_A, size_A = (anchors_AD * sum_KD[label_A + 1]).sum(1), size_K[label_A + 1]
+    some_CD, label_C = candidates_CD[spread], labels.of_N[pairs.candidate_ids[spread]]
+    label_A = labels.of_N[pairs.ids].repeat_interleave(pairs.num_views)
+    class_C, class_A = (label.clamp(min=-1) + 1 for label in (label_C, label_A))  # the first: without label
+    of_class_A, size_A = _sums(anchors_AD, class_A, some_CD, class_C, labels.number + 1)
+    key_A, key_C = _own_keys(pairs, spread, class_A, class_C, labels.number + 1)
+    own_A, own_size_A = _sums(anchors_AD, key_A, some_CD, key_C, len(key_C))
+    known_A = label_A >= 0
+    alike = ((size_A - own_size_A) * known_A).sum()
+    return torch.stack([alike.to(torch.int64), _whole(torch.where(known_A, of_class_A - own_A, 0.0))])
+
+
+def _sums(anchors_AD: Tensor, key_A: Tensor, candidates_CD: Tensor, key_C: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """(A,), (A,) Σ a·c over the candidates of each anchor's key, and how many these are. Keys are in [0, number); below 0: none."""
+    sum_KD = candidates_CD.new_zeros(number, candidates_CD.shape[1]).index_add_(0, key_C, candidates_CD)
+    size_K = candidates_CD.new_zeros(number).index_add_(0, key_C, torch.ones_like(candidates_CD[:, 0]))
+    held_A = key_A.clamp(min=0)
+    return torch.where(key_A >= 0, (anchors_AD * sum_KD[held_A]).sum(1), 0.0), torch.where(key_A >= 0, size_K[held_A], 0.0)
+
+
+def _own_keys(pairs: Pairs, spread: slice, class_A: Tensor, class_C: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """(A,), (C,) numbers in [0, C) that agree where a candidate is the anchor's own and of its class; −1 where the anchor has none."""
     keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.groups is None else (pairs.groups, pairs.candidate_groups)
     assert keys_C is not None
-    row_M, col_M = own_matches(keys_B.repeat_interleave(pairs.num_views), *keys_C[spread].sort())
-    same_M = label_A[row_M] == label_C[col_M]
-    row_M, col_M = row_M[same_M], col_M[same_M]
-    sum_A = sum_A.index_add(0, row_M, (anchors_AD[row_M] * some_CD[col_M]).sum(1), alpha=-1)
-    size_A = size_A - torch.bincount(row_M, minlength=len(size_A))
-    known_A = label_A >= 0
-    return torch.stack([*found, size_A[known_A].sum(), _whole(sum_A[known_A])])
+    key_A, key_C = keys_B.repeat_interleave(pairs.num_views), keys_C[spread].contiguous()
+    if pairs.groups is not None:  # one group may be of several classes; one sample is of one
+        sorted_C = key_C.sort().values
+        key_A, key_C = _place(sorted_C, key_A) * classes + class_A, _place(sorted_C, key_C) * classes + class_C
+    sorted_C = key_C.sort().values
+    return _place(sorted_C, key_A), _place(sorted_C, key_C)
+
+
+def _place(sorted_C: Tensor, key: Tensor) -> Tensor:
+    """Where each key first stands in a sorted list; −1 where it does not."""
+    at = torch.searchsorted(sorted_C, key).clamp(max=len(sorted_C) - 1)
+    return torch.where(sorted_C[at] == key, at, -1)
 
 
 def _whole(value_A: Tensor) -> Tensor:
-    return (value_A.double() * UNIT).round().long().sum()
-
-
-def _agree(label_R: Tensor, label_C: Tensor, places: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """(R,) how many places of a row have two equal known labels, and (R,) how many have two known ones."""
-    row_M, col_M = label_R[places[0]], label_C[places[1]]
-    known_M = (row_M >= 0) & (col_M >= 0)
-    same_R, known_R = (
-        torch.zeros(len(label_R), dtype=torch.int64, device=label_R.device).index_add_(0, places[0], chosen_M.long())
-        for chosen_M in (known_M & (row_M == col_M), known_M)
-    )
-    return same_R, known_R
+    return (value_A.double() * UNIT).round().sum().to(torch.int64)
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

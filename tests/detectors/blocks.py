@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Detector
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Roles, select
+from kinfolk.pairs import Block
 
 
 def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:
@@ -29,24 +30,16 @@ def kin(detector: Detector, block: Block) -> Tensor:
 
 def mask(roles: Roles, block: Block) -> Tensor:
     """(R, C) True where kin, however the detector said it."""
-    if roles.kin_RC is not None:
-        return roles.kin_RC
-    if roles.kin_above_R is not None:
-        return block.sim_RC > roles.kin_above_R.unsqueeze(1)
-    found = torch.zeros_like(block.sim_RC, dtype=torch.bool)
-    if roles.kin is not None:
-        found[roles.kin] = True
-    return found
+    return _where(select(block.sim_RC, Roles(roles.kin))[0], block)
 
 
 def dropped(roles: Roles, block: Block) -> Tensor:
     """(R, C) True where left out although not kin, however the detector said it."""
-    out = torch.zeros_like(block.sim_RC, dtype=torch.bool) if roles.drop_RC is None else roles.drop_RC.clone()
-    if roles.drop_below_R is not None:
-        out |= block.sim_RC < roles.drop_below_R.unsqueeze(1)
-    if roles.drop is not None:
-        out[roles.drop] = True
-    return out & (block.sim_RC > -torch.inf)
+    return _where(select(block.sim_RC, Roles(drop=roles.drop))[1], block)
+
+
+def _where(found_RC: Tensor | None, block: Block) -> Tensor:
+    return torch.zeros_like(block.sim_RC, dtype=torch.bool) if found_RC is None else found_RC > 0
 
 
 def step(detector: Detector, block: Block) -> Tensor:

@@ -15,7 +15,7 @@ from kinfolk.objectives import NTXent
 
 
 def lowers(policy: Policy, epochs: int | None, num_epochs: int, jumps: int = 4, steps: int = 1) -> list[float]:
-    loss_fn, seen = NTXent(0.1, Ring(0.9, 0.99, anneal=policy, anneal_epochs=epochs, anneal_jumps=jumps)), []
+    loss_fn, seen = NTXent(0.1, detector=Ring(0.9, 0.99, anneal=policy, anneal_epochs=epochs, anneal_jumps=jumps)), []
     for step in range(num_epochs * steps):
         loss_fn.set_progress(step / steps, num_epochs)
         assert isinstance(loss_fn.detector, Ring)
@@ -64,7 +64,7 @@ def test_a_fixed_upper_bound_stays() -> None:
 
 
 def test_a_late_ring_begins_at_its_beginning() -> None:
-    loss_fn = NTXent(0.1, StartAt(Ring(0.8, 0.9, anneal="linear", start_lower=0.2, start_upper=0.5, anneal_epochs=4), epoch=6))
+    loss_fn = NTXent(0.1, detector=StartAt(Ring(0.8, 0.9, anneal="linear", start_lower=0.2, start_upper=0.5, anneal_epochs=4), epoch=6))
     assert isinstance(loss_fn.detector, StartAt)
     ring, seen = loss_fn.detector.detector, list[tuple[float, float]]()
     assert isinstance(ring, Ring)
@@ -128,7 +128,7 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: str) ->
     start = None if policy == "none" else 0.7
 
     def made() -> NTXent:
-        return NTXent(0.2, Ring(0.6, 0.9, 16, anneal=policy, start_upper=start, anneal_epochs=3, boundaries=boundaries))  # type: ignore[arg-type]
+        return NTXent(0.2, detector=Ring(0.6, 0.9, 16, anneal=policy, start_upper=start, anneal_epochs=3, boundaries=boundaries))  # type: ignore[arg-type]
 
     def steps(loss_fn: NTXent, first: int, last: int) -> list[float]:
         losses = []

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kinfolk.detectors import Ring
 from kinfolk.detectors.boundaries import Boundaries, visited
+from kinfolk.kinship import Interval
 from kinfolk.pairs import Block
 from tests.detectors.blocks import dropped, mask
 
@@ -28,7 +29,7 @@ def batches(z: Tensor, size: int, epochs: int, seed: int = 0) -> list[Tensor]:
 
 def block_of(z: Tensor, ids: Tensor, columns: Tensor) -> Block:
     sim = (z[ids] @ z[columns].T).masked_fill(ids.unsqueeze(1) == columns, -torch.inf)
-    return Block(sim, ids, columns, 1, (sim > -torch.inf).sum(1))
+    return Block(sim, ids, columns, 1, (sim > -2).sum(1))
 
 
 def shares_below(z: Tensor, level: Tensor) -> Tensor:
@@ -140,8 +141,10 @@ def test_a_visit_moves_only_its_samples_and_evaluation_none() -> None:
     detector.eval()
     found = detector.find(block_of(z, torch.arange(5, 15), torch.arange(64)))
     assert not found.update
-    assert found.levels[0].drop_below_R is not None
-    assert torch.equal(found.levels[0].drop_below_R, store.lower_level[5:15])
+    drop = found.levels[0].drop
+    assert isinstance(drop, Interval)
+    assert drop.upper_R is not None
+    assert torch.equal(drop.upper_R, store.lower_level[5:15])
 
 
 @pytest.mark.parametrize("start", [0.0, 1.0])

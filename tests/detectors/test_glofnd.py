@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.detectors import GloFND, quantile
+from kinfolk.detectors.base import Found
+from kinfolk.kinship import Interval
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Block
 from tests.detectors.blocks import block_of, kin, random_block, step
@@ -17,6 +19,14 @@ from tests.reference import detection
 
 RULES = ("tracking", "adam", "sgd")
 LR = {"adam": 0.05, "sgd": 0.5}
+
+
+def level_of(found: Found) -> torch.Tensor:
+    """(R,) above what candidates are kin."""
+    kin = found.levels[0].kin
+    assert isinstance(kin, Interval)
+    assert kin.lower_R is not None
+    return kin.lower_R
 
 
 def batches(number: int, num_samples: int = 12, size: int = 5, seed: int = 0, num_views: int = 2) -> list[Block]:
@@ -52,8 +62,7 @@ def test_tracking_equals_the_loop(seed: int, alpha: float, drift: float) -> None
     for block in batches(40, seed=100 * seed, num_views=1):
         detector.drift.fill_(drift)
         found = detector.find(block)
-        assert found.levels[0].kin_above_R is not None
-        for row, i, level in zip(block.sim_RC.double().tolist(), block.ids.tolist(), found.levels[0].kin_above_R.tolist(), strict=True):
+        for row, i, level in zip(block.sim_RC.double().tolist(), block.ids.tolist(), level_of(found).tolist(), strict=True):
             first = loop[i].visits == 0
             loop[i].visit(row, alpha, drift)
             assert level == (torch.inf if first or loop[i].used >= 1 else pytest.approx(max(-1, loop[i].used), abs=1e-6))
@@ -161,8 +170,7 @@ def test_kin_are_above_the_new_threshold_not_the_old(rule: str) -> None:
         found = detector.find(block)
         level = found.update["threshold"]
         level = level.clamp(-1, 1).masked_fill(level >= 1, torch.inf).repeat_interleave(2)
-        assert found.levels[0].kin_above_R is not None
-        torch.testing.assert_close(found.levels[0].kin_above_R, level, rtol=0, atol=1e-6)
+        torch.testing.assert_close(level_of(found), level, rtol=0, atol=1e-6)
         detector.observe(block.ids, found.update)
 
 
@@ -202,7 +210,6 @@ def test_eval_flags_with_the_stored_threshold(rule: str, shared: bool) -> None:
 def test_alpha_zero_says_nothing_at_all(shared: bool) -> None:
     detector = made(alpha=0.0, init="quantile", shared=shared)
     found = detector.find(batches(1)[0])
-    assert found.levels[0].kin_RC is None
     assert found.levels[0].kin is None
     assert not found.update
 

@@ -39,26 +39,28 @@ def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int 
     detector, block = started(level), random_block(0, [7, 1, 3, 0, 5, 4, 6])
     roles = detector.find(block).levels[0]
     found = mask(roles, block)
-    assert roles.degree_RC is not None
+    assert roles.kin is not None
+    degree_RC = roles.kin.degree(block.sim_RC)
+    assert degree_RC is not None
     for i, row in enumerate(block.row_ids.tolist()):
         for j, col in enumerate(block.candidate_ids.tolist()):
             assert found[i, j] == (row != col and labels[row] == labels[col])
             if found[i, j]:
                 agree = int(FINE[row] == FINE[col]) + int(TOP[row] == TOP[col])
-                assert roles.degree_RC[i, j].item() == pytest.approx(agree / 3)
+                assert degree_RC[i, j].item() == pytest.approx(agree / 3)
 
 
 def test_before_it_starts_and_at_level_one_nobody_is_kin() -> None:
     z, ids = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8)
     plain = NTXent(0.1)(z[0], z[1], ids)
-    assert torch.equal(NTXent(0.1, Hierarchy(8))(z[0], z[1], ids), plain)
-    assert torch.equal(NTXent(0.1, started(level=1))(z[0], z[1], ids), plain)
-    assert not torch.equal(NTXent(0.1, started())(z[0], z[1], ids), plain)
+    assert torch.equal(NTXent(0.1, detector=Hierarchy(8))(z[0], z[1], ids), plain)
+    assert torch.equal(NTXent(0.1, detector=started(level=1))(z[0], z[1], ids), plain)
+    assert not torch.equal(NTXent(0.1, detector=started())(z[0], z[1], ids), plain)
 
 
 def test_reweighting_multiplies_by_the_levels_that_differ() -> None:
     z, ids = F.normalize(torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=2), torch.arange(8)
-    loss = NTXent(0.5, started(), action="reweight")(z[0], z[1], ids)
+    loss = NTXent(0.5, detector=started(), action="reweight")(z[0], z[1], ids)
     rows = []
     for i in range(8):
         for v in range(2):
@@ -79,7 +81,7 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
     assert detector.collects
     assert len(detector.clusters.labels[1].unique()) == 4
     moved = z.roll(1, 0)  # every sample is now where another clump was
-    loss_fn = NTXent(0.1, detector)
+    loss_fn = NTXent(0.1, detector=detector)
     for step in range(60):
         ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:16]
         loss_fn(moved[ids], moved[ids], ids)
@@ -171,10 +173,10 @@ def test_save_load_continue_equals_uninterrupted() -> None:
 def test_gradient_and_cold_coarse_input() -> None:
     z = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     for action in ACTIONS:
-        loss_fn = NTXent(0.5, started(level=2), action=action).eval()
+        loss_fn = NTXent(0.5, detector=started(level=2), action=action).eval()
         assert torch.autograd.gradcheck(lambda x, f=loss_fn: f(x[0], x[1], torch.arange(8)), (z,))
     coarse = z.detach().bfloat16().requires_grad_()
-    loss = NTXent(0.01, started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
+    loss = NTXent(0.01, detector=started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
     loss.backward()
     assert loss.isfinite()
     assert coarse.grad is not None
@@ -184,7 +186,7 @@ def test_gradient_and_cold_coarse_input() -> None:
 def _steps(folder: str, ranks: slice) -> dict[str, Tensor]:
     detector, z = Hierarchy(48), clumps()
     detector.refresh(z, 0.0)
-    loss_fn = NTXent(0.1, detector)
+    loss_fn = NTXent(0.1, detector=detector)
     for step in range(5):
         ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:12]
         own = torch.cat([(ids[:8], ids[8:])[rank] for rank in range(2)[ranks]])

@@ -16,7 +16,7 @@ from kinfolk.detectors import IFND, StartAt
 from kinfolk.detectors.ifnd import usual_clusters
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
 from kinfolk.pairs import Block, Pairs
-from tests.detectors.blocks import block_of, mask, random_block
+from tests.detectors.blocks import mask, random_block
 from tests.reference import ifnd, losses
 
 N = 30
@@ -115,9 +115,9 @@ def test_the_confidence_has_the_temperature_of_the_loss() -> None:
         return torch.tensor(ifnd.confidence(z, detector.clusters.level(1), detector.clusters.labels[1].tolist(), t))
 
     own, given, wrapped = made(None), made(None, temperature=0.7), made(None)
-    NTXent(0.05, own)
-    NTXent(0.05, given)
-    NTXent(0.05, StartAt(wrapped, epoch=1))
+    NTXent(0.05, detector=own)
+    NTXent(0.05, detector=given)
+    NTXent(0.05, detector=StartAt(wrapped, epoch=1))
     for detector, t in ((own, 0.05), (given, 0.7), (wrapped, 0.05)):
         torch.testing.assert_close(confidences(detector), want(detector, t), rtol=1e-4, atol=1e-5)
     both = CLIPLoss(0.03, detector=made(None))
@@ -183,7 +183,7 @@ def test_a_queue_is_relabelled_by_a_new_clustering_and_followed_when_it_moves() 
 def test_the_losses_of_the_paper(action: Action, measure: str) -> None:
     z1, z2, ids = batch()
     detector = made(confidence=measure)
-    got = NTXent(0.3, detector, action, block_rows=5)(z1, z2, ids)
+    got = NTXent(0.3, detector=detector, action=action, block_rows=5)(z1, z2, ids)
     want = ifnd.loss(z1, z2, ids.tolist(), labels_of(detector), 0.3, action)
     torch.testing.assert_close(got, want)
     assert (got - losses.ntxent(z1, z2, 0.3)).abs() > 1e-3
@@ -194,7 +194,7 @@ def test_nothing_accepted_is_the_base_loss(action: Action) -> None:
     z1, z2, ids = batch()
     base = NTXent(0.3)(z1, z2)
     for detector in (made(None), made(0.0), made(final_rate=0.0)):
-        assert torch.equal(NTXent(0.3, detector, action)(z1, z2, ids), base)
+        assert torch.equal(NTXent(0.3, detector=detector, action=action)(z1, z2, ids), base)
 
 
 def test_true_clusters_attracted_are_supcon() -> None:
@@ -203,13 +203,13 @@ def test_true_clusters_attracted_are_supcon() -> None:
     detector = IFND(N, (3,), schedule="constant")
     detector.refresh(centres[truth] + 0.01 * features(), 0.0)
     z1, z2, ids = batch()
-    torch.testing.assert_close(NTXent(0.3, detector, "attract")(z1, z2, ids), losses.supcon(z1, z2, truth[ids], 0.3))
+    torch.testing.assert_close(NTXent(0.3, detector=detector, action="attract")(z1, z2, ids), losses.supcon(z1, z2, truth[ids], 0.3))
 
 
 @pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
 def test_gradient(action: Action) -> None:
     z1, z2, ids = batch(size=6)
-    objective = NTXent(0.3, made(1.0), action, block_rows=4)
+    objective = NTXent(0.3, detector=made(1.0), action=action, block_rows=4)
     inputs = (z1.requires_grad_(), z2.requires_grad_())
     assert torch.autograd.gradcheck(lambda a, b: objective(a, b, ids), inputs)
 
@@ -218,7 +218,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
     g, detector = torch.Generator().manual_seed(2), made(1.0)
     anchors, candidates, positives = (torch.randn(*shape, 5, dtype=torch.float64, generator=g) for shape in ((6,), (20,), (6, 1)))
     ids, candidate_ids, order = torch.arange(6), torch.randperm(N, generator=g)[:20], torch.randperm(20, generator=g)
-    objective = NTXent(0.2, detector)
+    objective = NTXent(0.2, detector=detector)
     one = objective.on(Pairs(anchors, candidates, positives, ids, candidate_ids))
     other = objective.on(Pairs(anchors, candidates[order], positives, ids, candidate_ids[order]))
     torch.testing.assert_close(one, other)
@@ -246,7 +246,7 @@ def test_save_load_continue(source: str) -> None:
     collect(whole, 2)
     fresh.load_state_dict(whole.state_dict())
     z1, z2, ids = batch()
-    assert torch.equal(NTXent(0.3, whole)(z1, z2, ids), NTXent(0.3, fresh)(z1, z2, ids))
+    assert torch.equal(NTXent(0.3, detector=whole)(z1, z2, ids), NTXent(0.3, detector=fresh)(z1, z2, ids))
     for detector in (whole, fresh):
         detector.refresh(features(2), 0.8)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True))
@@ -281,7 +281,7 @@ def test_too_few_collected_are_not_clustered() -> None:
 def test_training_collects_by_itself() -> None:
     z1, z2, ids = batch()
     detector = made(None, source="bank")
-    NTXent(0.3, detector)(z1, z2, ids)
+    NTXent(0.3, detector=detector)(z1, z2, ids)
     assert set(detector.get_buffer("collected.seen").nonzero().flatten().tolist()) == set(ids.tolist())
 
 
@@ -331,7 +331,7 @@ def _child(rank: int, folder: str) -> None:
 def _trained(rank: int, world: int) -> dict[str, Tensor]:
     """Two epochs of one step on unequal parts of the batch, and a refresh before each from what was collected."""
     detector = IFND(N, (3, 7), schedule="constant", source="bank")
-    objective, results = NTXent(0.3, detector, "attract"), {}
+    objective, results = NTXent(0.3, detector=detector, action="attract"), {}
     for epoch in (1, 2):
         detector.refresh(None, epoch / 2)
         z1, z2, ids = batch(epoch, size=20)
@@ -347,14 +347,6 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     for rank in (0, 1):
         for name, value in torch.load(tmp_path / f"{rank}.pt").items():
             torch.testing.assert_close(value, alone[name], msg=f"{name} on rank {rank}")
-
-
-def test_blocks_share_the_sorted_labels() -> None:
-    detector, block = made(1.0), block_of(features(2), torch.arange(N))
-    detector.find(block)
-    first = detector._same_label._levels
-    detector.find(block)
-    assert detector._same_label._levels is first
 
 
 def test_one_number_of_clusters_is_one_level() -> None:

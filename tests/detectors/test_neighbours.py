@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kinfolk.detectors import Neighbours
 from kinfolk.detectors.neighbours import distant
-from tests.detectors.blocks import kin, random_block
+from tests.detectors.blocks import dropped, kin, random_block
 
 NUM_SAMPLES = 60
 
@@ -49,20 +49,21 @@ def test_an_id_outside_of_the_data_is_refused() -> None:
 def test_the_background_are_the_nearest(number: int, columns: int) -> None:
     sim = torch.randn(9, columns, generator=torch.Generator().manual_seed(number))
     sim[torch.arange(9), torch.arange(9)] = -torch.inf
-    dropped = distant(sim, number)
-    assert dropped is not None
+    far = distant(sim, number)
+    assert far is not None
+    far_RC = far.mask(sim) > 0
     for row in range(9):
         nearest = sorted(range(columns), key=lambda j: -sim[row, j].item())[:number]
-        assert set((~dropped[row]).nonzero().flatten().tolist()) == set(nearest)
+        assert set((~far_RC[row]).nonzero().flatten().tolist()) == set(nearest)
 
 
 def test_a_background_of_everybody() -> None:
     sim = torch.randn(3, 10)
     assert distant(sim, None) is None
     assert distant(sim, 10) is None
-    (roles,) = Neighbours(NUM_SAMPLES, num_background=2).find(random_block(0, [1, 2, 3, 4], num_views=1)).levels
-    assert roles.drop_RC is not None
-    assert (~roles.drop_RC).sum(1).tolist() == [2, 2, 2, 2]
+    block = random_block(0, [1, 2, 3, 4], num_views=1)
+    (roles,) = Neighbours(NUM_SAMPLES, num_background=2).find(block).levels
+    assert (~dropped(roles, block)).sum(1).tolist() == [3, 3, 3, 3], "two, and the own"
 
 
 def test_the_state_is_saved_and_the_clusters_go_on() -> None:

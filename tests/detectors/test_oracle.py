@@ -19,7 +19,7 @@ def test_kin_are_candidates_of_the_same_known_label() -> None:
     found = kin(Oracle(torch.tensor(labels)), block)
     for r, i in enumerate(block.row_ids.tolist()):
         for c, j in enumerate(block.candidate_ids.tolist()):
-            assert found[r, c].item() == (labels[i] >= 0 and labels[i] == labels[j])
+            assert found[r, c].item() == (i != j and labels[i] >= 0 and labels[i] == labels[j])
 
 
 def test_any_negative_label_is_unknown() -> None:

@@ -35,7 +35,7 @@ def detector(name: str) -> Detector:
 
 
 def run(name: str, rank: int | None) -> dict[str, Any]:
-    loss_fn = NTXent(0.3, detector(name), "attract" if name == "clusters" else "eliminate").double()
+    loss_fn = NTXent(0.3, detector=detector(name), action="attract" if name == "clusters" else "eliminate").double()
     queue, queue_ids = torch.randn(20, 4, generator=torch.Generator().manual_seed(8), dtype=torch.float64), torch.arange(20)
     losses, gradients = [], []
     for step in range(STEPS):

@@ -14,7 +14,7 @@ from kinfolk.evaluation import kin
 from kinfolk.evaluation.clusters import mtpr_mtnr
 from kinfolk.evaluation.kin import judge_kin
 from kinfolk.evaluation.similarity import kin_similarity, threshold_error
-from kinfolk.pairs import Roles
+from kinfolk.kinship import Roles
 from tests.reference import kin as slow
 
 

@@ -124,7 +124,7 @@ def spied(framework: Framework) -> list[Detector]:
 
     def find(detector: Detector, original: Any, block: Block) -> Found:
         found: Found = original(block)
-        if any(roles.drops for roles in found.levels):
+        if any(roles.drop is not None for roles in found.levels):
             dropped.append(detector)
         return found
 

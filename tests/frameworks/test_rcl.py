@@ -307,7 +307,7 @@ def test_detectors_that_collect_get_embeddings_not_predictions(kind: type[NNCLR 
     framework = made(kind, detector=detector)
     detector.refresh(everybody(), 0.0)
     seen = list[tuple[Tensor, Tensor]]()
-    detector.collect = lambda ids, anchors: seen.append((ids, anchors))  # type: ignore[method-assign]
+    detector.collect = lambda ids, anchors, sound=None: seen.append((ids, anchors))  # type: ignore[method-assign]
     views, ids = batch(0)
     _, keys = step_of(framework, views)
     framework(views, ids)

@@ -43,7 +43,7 @@ def test_ids_that_are_no_integers_are_refused(name: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
 def test_ids_of_any_integer_type_are_the_same_ids(dtype: torch.dtype) -> None:
     z, ids = torch.randn(4, 5), torch.tensor([3, 1, 0, 3])
-    loss_fn = NTXent(0.2, Oracle(torch.tensor([0, 1, 1, 0])))
+    loss_fn = NTXent(0.2, detector=Oracle(torch.tensor([0, 1, 1, 0])))
     assert torch.equal(loss_fn(z, -z, ids.to(dtype)), loss_fn(z, -z, ids))
     given = [Pairs(z, z, -z.unsqueeze(1), each, each) for each in (ids.to(dtype), ids)]
     assert torch.equal(loss_fn.on(given[0]), loss_fn.on(given[1]))
@@ -58,7 +58,7 @@ def test_a_given_temperature_replaces_the_own_everywhere(name: str, action: Any)
     degree = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(4, 2) if name == "relative" else None
     pairs = Pairs(z.requires_grad_(), queue.requires_grad_(), keys, torch.arange(4), torch.arange(9) + 2, degree=degree)
     given = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    own, other = (kind(t, Scripted(same_class(3)), action, block_rows=3) for t in (0.3, 0.9))
+    own, other = (kind(t, detector=Scripted(same_class(3)), action=action, block_rows=3) for t in (0.3, 0.9))
     torch.testing.assert_close(other.on(pairs, given), own.on(pairs))
     assert torch.autograd.gradcheck(
         lambda *inputs: other.on(replace(pairs, anchors=inputs[0], candidates=inputs[1]), inputs[2]), (z, queue, given)

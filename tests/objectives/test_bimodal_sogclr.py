@@ -29,7 +29,9 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
 @pytest.mark.parametrize("grouped", [False, True])
 def test_value_gradient_and_state_equal_the_equations(action: Action | None, block_rows: int | None, grouped: bool) -> None:
     detector = None if action is None else Scripted(same_class(4))
-    loss_fn = BimodalSogCLR(10, 0.3, 0.7, None, detector, action or "eliminate", kin_weight=0.25, block_rows=block_rows).double()
+    loss_fn = BimodalSogCLR(
+        10, 0.3, 0.7, None, detector=detector, action=action or "eliminate", kin_weight=0.25, block_rows=block_rows
+    ).double()
     factor = {None: 0.0, "reweight": 0.75}.get(action, 1.0)
     u: bimodal.Averages = [{}, {}]
     for seed, ids in enumerate(BATCHES):

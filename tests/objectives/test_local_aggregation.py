@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, Oracle
+from kinfolk.kinship import Mask, Roles
 from kinfolk.objectives import LocalAggregation, NTXent
-from kinfolk.pairs import Pairs, Roles
+from kinfolk.pairs import Pairs
 from tests.reference import multiview
 from tests.scripted import Say, Scripted, same_class
 
@@ -34,7 +35,7 @@ def pairs(z: Tensor, ids: Tensor, bank: Tensor, order: Tensor | None = None) -> 
 def test_it_is_the_paper_s_loss_with_the_whole_bank_as_background(block_rows: int | None) -> None:
     z, ids, bank = batch()
     z.requires_grad_()
-    loss = LocalAggregation(T, Oracle(LABELS), block_rows=block_rows).on(pairs(z, ids, bank))
+    loss = LocalAggregation(T, detector=Oracle(LABELS), block_rows=block_rows).on(pairs(z, ids, bank))
     for averaged in (False, True):  # equation 5 differs from it by a constant
         slow = multiview.la(z, ids.tolist(), bank, [LABELS.tolist()], NUM_SAMPLES, T, averaged)
         torch.testing.assert_close(torch.autograd.grad(loss, z, retain_graph=True)[0], torch.autograd.grad(slow, z)[0])
@@ -44,7 +45,7 @@ def test_it_is_the_paper_s_loss_with_the_whole_bank_as_background(block_rows: in
 @pytest.mark.parametrize("action", ["eliminate", "reweight"])
 def test_what_is_not_attracted_is_the_base_loss(action: Any) -> None:
     z, ids, bank = batch()
-    made = [kind(T, Oracle(LABELS), action).on(pairs(z, ids, bank)) for kind in (LocalAggregation, NTXent)]
+    made = [kind(T, detector=Oracle(LABELS), action=action).on(pairs(z, ids, bank)) for kind in (LocalAggregation, NTXent)]
     torch.testing.assert_close(made[0], made[1])
 
 
@@ -53,8 +54,8 @@ def test_nobody_close_is_the_base_loss_and_everybody_close_is_none() -> None:
     z.requires_grad_()
     base = NTXent(T).on(pairs(z, ids, bank))
     for detector in (None, FNC(min_similarity=1.0), Oracle(torch.arange(NUM_SAMPLES))):
-        torch.testing.assert_close(LocalAggregation(T, detector).on(pairs(z, ids, bank)), base)
-    nothing = LocalAggregation(T, Oracle(torch.zeros(NUM_SAMPLES, dtype=torch.int64))).on(pairs(z, ids, bank))
+        torch.testing.assert_close(LocalAggregation(T, detector=detector).on(pairs(z, ids, bank)), base)
+    nothing = LocalAggregation(T, detector=Oracle(torch.zeros(NUM_SAMPLES, dtype=torch.int64))).on(pairs(z, ids, bank))
     (gradient,) = torch.autograd.grad(nothing, z)
     torch.testing.assert_close(nothing, torch.zeros_like(nothing))
     torch.testing.assert_close(gradient, torch.zeros_like(gradient))
@@ -65,27 +66,27 @@ def test_one_kin_near_is_enough() -> None:
     z, ids = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     bank = torch.tensor([[0.0, 1.0], [1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])
     both, near = Scripted(flag({1, 2})), Scripted(flag({1}))
-    la = [LocalAggregation(0.1, detector).on(pairs(z, ids, bank)).item() for detector in (both, near)]
-    supcon = [NTXent(0.1, detector, "attract").on(pairs(z, ids, bank)).item() for detector in (both, near)]
+    la = [LocalAggregation(0.1, detector=detector).on(pairs(z, ids, bank)).item() for detector in (both, near)]
+    supcon = [NTXent(0.1, detector=detector, action="attract").on(pairs(z, ids, bank)).item() for detector in (both, near)]
     assert la[0] == pytest.approx(la[1], abs=1e-3)
     assert supcon[0] > supcon[1] + 1
 
 
 def flag(kin: set[int]) -> Say:
     """One anchor's kin by their ids."""
-    return lambda row, col: Roles(kin_RC=torch.tensor([[int(j) in kin for j in col[0]]]))
+    return lambda row, col: Roles(kin=Mask(torch.tensor([[int(j) in kin for j in col[0]]])))
 
 
 def test_the_gradient_is_right_for_anchors_and_candidates() -> None:
     z1, z2 = (torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in (0, 1))
-    loss_fn = LocalAggregation(T, Scripted(same_class(2)), block_rows=4).eval()
+    loss_fn = LocalAggregation(T, detector=Scripted(same_class(2)), block_rows=4).eval()
     assert torch.autograd.gradcheck(lambda a, b: loss_fn(a, b, torch.arange(5)), (z1, z2))
 
 
 def test_low_temperature_and_half_precision_stay_finite() -> None:
     z, ids, bank = batch(dtype=torch.bfloat16)
     z.requires_grad_()
-    loss = LocalAggregation(0.01, Oracle(LABELS)).on(pairs(z, ids, bank))
+    loss = LocalAggregation(0.01, detector=Oracle(LABELS)).on(pairs(z, ids, bank))
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.isfinite()
     assert z.grad is not None
@@ -95,7 +96,7 @@ def test_low_temperature_and_half_precision_stay_finite() -> None:
 def test_the_order_of_candidates_does_not_matter() -> None:
     z, ids, bank = batch()
     order = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(3))
-    loss_fn = LocalAggregation(T, Oracle(LABELS))
+    loss_fn = LocalAggregation(T, detector=Oracle(LABELS))
     torch.testing.assert_close(loss_fn.on(pairs(z, ids, bank)), loss_fn.on(pairs(z, ids, bank, order)))
 
 

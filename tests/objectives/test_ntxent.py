@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.actions import Action
+from kinfolk.kinship import Interval, Mask, Roles
 from kinfolk.objectives import NTXent
-from kinfolk.pairs import Pairs, Roles
+from kinfolk.pairs import Pairs
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 
@@ -37,7 +38,7 @@ def test_equals_the_equation(block_rows: int | None) -> None:
 def test_equals_the_equation_with_kin(action: Action, block_rows: int | None) -> None:
     z1, z2 = views()
     kinship = lambda i, j: (0.75 if action == "reweight" else 1.0) * (i % 7 % 3 == j % 7 % 3)  # noqa: E731
-    ours = NTXent(0.3, Scripted(same_class(3)), action, kin_weight=0.25, block_rows=block_rows)(z1, z2)
+    ours = NTXent(0.3, detector=Scripted(same_class(3)), action=action, kin_weight=0.25, block_rows=block_rows)(z1, z2)
     slow = losses.ntxent(z1, z2, 0.3, kinship, action)
     torch.testing.assert_close(ours, slow)
     for a, b in zip(gradients(ours, z1, z2), gradients(slow, z1, z2), strict=True):
@@ -51,8 +52,8 @@ def test_what_is_kept_can_stand_for_what_is_eliminated(block_rows: int | None, b
     z1, z2 = views()
     z = torch.nn.functional.normalize(torch.cat((z1, z2)).detach(), dim=1)
     kinship = lambda i, j: float(z[i] @ z[j] > 0.2 if by_level else i % 7 % 3 == j % 7 % 3)  # noqa: E731
-    say = (lambda row, col: Roles(kin_above_R=torch.full((len(row),), 0.2))) if by_level else same_class(3)
-    ours = NTXent(0.3, Scripted(say), rescale_kept=True, block_rows=block_rows)(z1, z2)
+    say = (lambda row, col: Roles(kin=Interval(torch.full((len(row),), 0.2)))) if by_level else same_class(3)
+    ours = NTXent(0.3, detector=Scripted(say), rescale_kept=True, block_rows=block_rows)(z1, z2)
     slow = losses.ntxent(z1, z2, 0.3, kinship, rescale=True)
     torch.testing.assert_close(ours, slow)
     assert ours > losses.ntxent(z1, z2, 0.3, kinship)
@@ -64,19 +65,19 @@ def test_nothing_eliminated_is_not_rescaled_and_all_but_one_stays_finite() -> No
     z1, z2 = views()
     assert torch.equal(NTXent(0.3, rescale_kept=True)(z1, z2), NTXent(0.3)(z1, z2))
     inputs = (z1, z2)
-    rescaled = NTXent(0.3, Scripted(everybody), rescale_kept=True)
+    rescaled = NTXent(0.3, detector=Scripted(everybody), rescale_kept=True)
     assert torch.autograd.gradcheck(lambda a, b: rescaled(a, b), inputs)
-    alone = NTXent(0.3, Scripted(everybody), rescale_kept=True)(z1[:1], z2[:1])
+    alone = NTXent(0.3, detector=Scripted(everybody), rescale_kept=True)(z1[:1], z2[:1])
     assert alone == 0, "there are no negatives"
     with pytest.raises(ValueError, match=r"`rescale_kept` \(=True\) must be False with `action` \(='attract'\)"):
-        NTXent(0.3, Scripted(everybody), "attract", rescale_kept=True)
+        NTXent(0.3, detector=Scripted(everybody), action="attract", rescale_kept=True)
     assert "rescale_kept=True" in repr(rescaled)
 
 
 def test_the_same_class_attracted_is_supcon() -> None:
     z1, z2 = views(9)
     labels = torch.arange(9) % 3
-    ours, slow = NTXent(0.1, Scripted(same_class(3)), "attract")(z1, z2), losses.supcon(z1, z2, labels, 0.1)
+    ours, slow = NTXent(0.1, detector=Scripted(same_class(3)), action="attract")(z1, z2), losses.supcon(z1, z2, labels, 0.1)
     torch.testing.assert_close(ours, slow)
     for a, b in zip(gradients(ours, z1, z2), gradients(slow, z1, z2), strict=True):
         torch.testing.assert_close(a, b)
@@ -85,8 +86,8 @@ def test_the_same_class_attracted_is_supcon() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
     z1, z2 = views()
-    nobody = Scripted(lambda row, col: Roles(kin_RC=row + col < 0))
-    base, ours = NTXent(0.2)(z1, z2), NTXent(0.2, nobody, action)(z1, z2)
+    nobody = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
+    base, ours = NTXent(0.2)(z1, z2), NTXent(0.2, detector=nobody, action=action)(z1, z2)
     assert torch.equal(base, ours)
     if action != "attract":  # attraction takes the products in another order
         assert all(torch.equal(a, b) for a, b in zip(gradients(base, z1, z2), gradients(ours, z1, z2), strict=True))
@@ -95,8 +96,8 @@ def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
 def test_reweighting_to_nothing_eliminates_and_to_one_changes_nothing() -> None:
     z1, z2 = views()
     detector = Scripted(same_class(3))
-    loss = {weight: NTXent(0.2, detector, "reweight", kin_weight=weight)(z1, z2) for weight in (0.0, 1.0)}
-    torch.testing.assert_close(loss[0.0], NTXent(0.2, detector)(z1, z2))
+    loss = {weight: NTXent(0.2, detector=detector, action="reweight", kin_weight=weight)(z1, z2) for weight in (0.0, 1.0)}
+    torch.testing.assert_close(loss[0.0], NTXent(0.2, detector=detector)(z1, z2))
     torch.testing.assert_close(loss[1.0], NTXent(0.2)(z1, z2))
 
 
@@ -106,15 +107,15 @@ def test_degrees_of_kinship_are_the_factors() -> None:
     def degree(row: Tensor, col: Tensor) -> Tensor:
         return ((row + col) % 4 / 4).to(torch.float64)
 
-    detector = Scripted(lambda row, col: Roles(kin_RC=degree(row, col) > 0, degree_RC=degree(row, col)))
+    detector = Scripted(lambda row, col: Roles(kin=Mask(degree(row, col) > 0, degree(row, col))))
     slow = losses.ntxent(z1, z2, 0.3, lambda i, j: (i % 7 + j % 7) % 4 / 4, "reweight")
-    torch.testing.assert_close(NTXent(0.3, detector, "reweight")(z1, z2), slow)
+    torch.testing.assert_close(NTXent(0.3, detector=detector, action="reweight")(z1, z2), slow)
 
 
 def test_several_levels_are_the_mean_of_their_losses() -> None:
     z1, z2 = views()
-    both = NTXent(0.3, Scripted(same_class(2), same_class(3)), "attract")(z1, z2)
-    one, two = (NTXent(0.3, Scripted(same_class(k)), "attract")(z1, z2) for k in (2, 3))
+    both = NTXent(0.3, detector=Scripted(same_class(2), same_class(3)), action="attract")(z1, z2)
+    one, two = (NTXent(0.3, detector=Scripted(same_class(k)), action="attract")(z1, z2) for k in (2, 3))
     torch.testing.assert_close(both, (one + two) / 2)
     for a, b in zip(gradients(both, z1), gradients((one + two) / 2, z1), strict=True):
         torch.testing.assert_close(a, b)
@@ -122,7 +123,7 @@ def test_several_levels_are_the_mean_of_their_losses() -> None:
 
 def test_dropped_candidates_are_as_good_as_absent() -> None:
     z1, z2 = views(6)
-    loss = NTXent(0.3, Scripted(lambda row, col: Roles(drop_RC=(col >= 4) & (row < 4) | (col < 4) & (row >= 4))))(z1, z2)
+    loss = NTXent(0.3, detector=Scripted(lambda row, col: Roles(drop=Mask((col >= 4) & (row < 4) | (col < 4) & (row >= 4)))))(z1, z2)
     parts = [NTXent(0.3)(z1[part], z2[part]) * len(z1[part]) / 6 for part in (slice(0, 4), slice(4, 6))]
     torch.testing.assert_close(loss, sum(parts))
 
@@ -130,13 +131,13 @@ def test_dropped_candidates_are_as_good_as_absent() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_gradcheck(action: Action) -> None:
     z1, z2 = views(4, 3)
-    loss_fn = NTXent(0.4, Scripted(same_class(2)), action, block_rows=3)
+    loss_fn = NTXent(0.4, detector=Scripted(same_class(2)), action=action, block_rows=3)
     assert torch.autograd.gradcheck(loss_fn, (z1, z2))
 
 
 def test_all_flagged_stays_finite_and_keeps_the_least_similar() -> None:
     z1, z2 = views()
-    loss_fn = NTXent(0.2, Scripted(everybody), min_negatives=2)
+    loss_fn = NTXent(0.2, detector=Scripted(everybody), min_negatives=2)
     loss = loss_fn(z1, z2)
     assert loss.isfinite()
     assert all(g.isfinite().all() for g in gradients(loss, z1, z2))
@@ -182,7 +183,7 @@ def test_an_anchor_is_never_pushed_from_another_copy_of_its_own_sample() -> None
 def test_permuting_the_batch_changes_nothing() -> None:
     z1, z2 = views(12)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
-    loss_fn = NTXent(0.1, Scripted(same_class(4)))
+    loss_fn = NTXent(0.1, detector=Scripted(same_class(4)))
     torch.testing.assert_close(loss_fn(z1, z2, torch.arange(12)), loss_fn(z1[order], z2[order], order))
 
 
@@ -190,7 +191,7 @@ def test_permuting_the_batch_changes_nothing() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_finite_at_low_temperature_and_precision(dtype: torch.dtype, action: Action) -> None:
     z1, z2 = ((100 * z.detach()).to(dtype).requires_grad_() for z in views(16))
-    loss = NTXent(0.01, Scripted(same_class(4)), action)(z1, z2)
+    loss = NTXent(0.01, detector=Scripted(same_class(4)), action=action)(z1, z2)
     assert loss.dtype == torch.float32
     loss.backward()
     for z in (z1, z2):
@@ -248,7 +249,7 @@ def test_groups_are_never_negatives() -> None:
     pairs = Pairs(
         z, z, torch.stack([z2, z1], 1).flatten(0, 1).unsqueeze(1), ids, ids.repeat_interleave(2), 2, groups, groups.repeat_interleave(2)
     )
-    eliminated = NTXent(0.3, Scripted(lambda row, col: Roles(kin_RC=(row < 2) & (col < 2))))(z1, z2)
+    eliminated = NTXent(0.3, detector=Scripted(lambda row, col: Roles(kin=Mask((row < 2) & (col < 2)))))(z1, z2)
     torch.testing.assert_close(NTXent(0.3).on(pairs), eliminated)
 
 
@@ -304,8 +305,8 @@ def test_training_goes_on_after_a_validation_in_inference_mode() -> None:
 
 def test_a_weight_of_nothing_keeps_the_least_similar_too() -> None:
     z1, z2 = views()
-    kept = NTXent(0.2, Scripted(everybody), "reweight", kin_weight=0.0, min_negatives=3)(z1, z2)
-    torch.testing.assert_close(kept, NTXent(0.2, Scripted(everybody), min_negatives=3)(z1, z2))
+    kept = NTXent(0.2, detector=Scripted(everybody), action="reweight", kin_weight=0.0, min_negatives=3)(z1, z2)
+    torch.testing.assert_close(kept, NTXent(0.2, detector=Scripted(everybody), min_negatives=3)(z1, z2))
 
 
 def test_repr_shows_what_is_not_usual() -> None:

@@ -93,12 +93,12 @@ def test_a_key_of_another_label_is_only_pushed() -> None:
 def test_nobody_flagged_is_the_base_loss(action: Any) -> None:
     base = RelativeContrast(T).on(pairs())
     for detector in (FNC(min_similarity=1.0), Oracle(torch.arange(10))):
-        assert torch.equal(RelativeContrast(T, detector, action).on(pairs()), base)
+        assert torch.equal(RelativeContrast(T, detector=detector, action=action).on(pairs()), base)
 
 
 def test_attracted_kin_are_further_keys() -> None:
     p = pairs(keys=1)
-    loss = RelativeContrast(T, Oracle(LABELS), "attract").on(p)
+    loss = RelativeContrast(T, detector=Oracle(LABELS), action="attract").on(p)
     q, key = F.normalize(p.anchors, dim=1), F.normalize(p.positives[:, 0], dim=1)
     expected = []
     for row in range(len(q)):
@@ -116,7 +116,7 @@ def test_attracted_kin_are_further_keys() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_gradient_is_right(action: Any) -> None:
     p = pairs()
-    loss_fn = RelativeContrast(T, Oracle(LABELS), action, block_rows=4).eval()
+    loss_fn = RelativeContrast(T, detector=Oracle(LABELS), action=action, block_rows=4).eval()
     keys, queue = p.positives.clone().requires_grad_(), p.candidates.clone().requires_grad_()
     inputs = (p.anchors, keys, queue)
     assert torch.autograd.gradcheck(lambda a, k, c: loss_fn.on(replace(p, anchors=a, positives=k, candidates=c)), inputs)
@@ -133,7 +133,7 @@ def test_low_temperature_and_half_precision_stay_finite() -> None:
 def test_an_anchor_without_negatives_stays_finite() -> None:
     p = pairs()
     p = replace(p, candidate_ids=p.ids[:1].expand(QUEUE))
-    loss = RelativeContrast(T, Oracle(LABELS), "attract").on(p)
+    loss = RelativeContrast(T, detector=Oracle(LABELS), action="attract").on(p)
     (gradient,) = torch.autograd.grad(loss, p.anchors)
     assert loss.isfinite()
     assert gradient.isfinite().all()

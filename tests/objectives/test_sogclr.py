@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kinfolk.actions import Action
 from kinfolk.detectors import GloFND, Oracle, StartAt
+from kinfolk.kinship import Mask, Roles
 from kinfolk.objectives import NTXent, SogCLR
-from kinfolk.pairs import Roles
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 
@@ -27,7 +27,7 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
 def test_value_gradient_and_state_equal_the_equations(action: Action | None, block_rows: int | None) -> None:
     """Three batches in which new samples meet old ones, so that a first visit falls into a mixed batch."""
     detector = None if action is None else Scripted(same_class(3))
-    loss_fn = SogCLR(10, 0.3, 0.7, detector, action or "eliminate", kin_weight=0.25, block_rows=block_rows).double()
+    loss_fn = SogCLR(10, 0.3, 0.7, detector=detector, action=action or "eliminate", kin_weight=0.25, block_rows=block_rows).double()
     u: dict[int, float] = {}
     for seed, ids in enumerate([[0, 1, 2, 3], [2, 3, 4, 5], [9, 0, 4, 2]]):
         z1, z2, tensor = batch(seed, ids)
@@ -146,7 +146,7 @@ def test_duplicates_of_an_id_store_the_mean_of_their_updates() -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
-    nobody = Scripted(lambda row, col: Roles(kin_RC=row + col < 0))
+    nobody = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
     z1, z2, ids = batch(0, [0, 1, 2, 3])
     assert SogCLR(4, 0.2)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=nobody, action=action)(z1, z2, ids).item()
 
@@ -178,7 +178,7 @@ def test_ids_are_required_where_state_or_labels_are_addressed_by_them() -> None:
     watched = NTXent(0.1)
     watched.watch(torch.zeros(4, dtype=torch.int64))
     late = StartAt(GloFND(4, alpha=0.1), epoch=1)
-    for loss_fn in (SogCLR(4, 0.1), NTXent(0.1, Oracle(torch.arange(4))), NTXent(0.1, late), watched):
+    for loss_fn in (SogCLR(4, 0.1), NTXent(0.1, detector=Oracle(torch.arange(4))), NTXent(0.1, detector=late), watched):
         with pytest.raises(ValueError, match="`ids` must be given"):
             loss_fn(z1, z2)
 
@@ -195,8 +195,8 @@ def test_small_weights_do_not_cancel() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_who_is_kin_and_dropped_is_dropped(action: Action) -> None:
     z1, z2, ids = batch(0, [0, 1, 2, 3])
-    drop = Scripted(lambda row, col: Roles(drop_RC=(col == 3) & (row >= 0)))
-    both = Scripted(lambda row, col: Roles(kin_RC=(col == 3) & (row >= 0), drop_RC=(col == 3) & (row >= 0)))
+    drop = Scripted(lambda row, col: Roles(drop=Mask((col == 3) & (row >= 0))))
+    both = Scripted(lambda row, col: Roles(kin=Mask((col == 3) & (row >= 0)), drop=Mask((col == 3) & (row >= 0))))
     assert SogCLR(4, 0.2, detector=both, action=action)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=drop)(z1, z2, ids).item()
 
 

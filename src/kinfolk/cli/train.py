@@ -60,6 +60,10 @@ def train(
     num_nodes: Annotated[int | None, typer.Option(metavar="N", help="Number of machines.", rich_help_panel=RUNNING)] = None,
     strategy: Annotated[str | None, typer.Option(help="Lightning's strategy, e.g. ddp.", rich_help_panel=RUNNING)] = None,
     precision: Annotated[str | None, typer.Option(help="auto, 32, bf16-mixed, 16-mixed.", rich_help_panel=RUNNING)] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="The loss through torch.compile; by default on a GPU.", rich_help_panel=RUNNING),
+    ] = None,
     workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", metavar=FLAG, help="Go on with the run in --out.", rich_help_panel=RUNNING)] = False,
     overwrite: Annotated[
@@ -91,6 +95,7 @@ def train(
         "trainer.num_nodes": num_nodes,
         "trainer.strategy": strategy,
         "trainer.precision": precision,
+        "trainer.compile": compile,
     }
     from kinfolk.api import train as train_run
     from kinfolk.training.keys import parse_settings

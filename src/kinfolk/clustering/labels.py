@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.clustering.kmeans import Clusters, check, kmeans
+from kinfolk.stores.exact import OnHost
 
 
-class ClusterLabels(nn.Module):
+class ClusterLabels(OnHost):
     """Labels and centroids of L clusterings of all samples, refreshed as a whole; the same on all ranks.
 
     Args:
@@ -39,6 +40,7 @@ class ClusterLabels(nn.Module):
         (True, False)
     """
 
+    on_host = ("refreshed",)
     labels: Tensor
     centroids: Tensor
     refreshed: Tensor
@@ -126,7 +128,7 @@ class ClusterLabels(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClusterLabels:
         """Moves to another device as any module; but a cast to 16 bits, meant for weights, leaves the centroids as exact as they are."""
         before = self.centroids
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if self.centroids.dtype in (torch.bfloat16, torch.float16):
             self.centroids = before.to(self.centroids.device)
         return self

@@ -38,6 +38,7 @@ class Anneal(Exact):
     epoch and of the one before, by which T is known: the bounds stay where they begin in the first epoch.
     """
 
+    on_host = ("done", "reference", "counted")
     done: Tensor
     reference: Tensor
     counted: Tensor

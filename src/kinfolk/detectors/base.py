@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Roles
+from kinfolk.pairs import Block
 from kinfolk.stores.exact import Exact
 
 Space = Literal["projected", "features"]
@@ -55,7 +56,7 @@ class Detector(Exact, ABC):
     paper: ClassVar[str]
     needs: ClassVar[str] = ""
     leveled: ClassVar[bool] = False
-    """Whether it says nothing but a level of each anchor (`Roles.kin_above_R`), above which candidates are kin."""
+    """Whether it names nothing but an interval without upper end: candidates above a level of the anchor are kin."""
     addresses: ClassVar[bool] = False
     """Whether it reads or writes by sample id, so that a call without ids would speak of the wrong samples."""
 
@@ -73,15 +74,16 @@ class Detector(Exact, ABC):
     def find(self, block: Block) -> Found:
         """Says who is kin in this block, with the state this step leads to; writes nothing."""
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. Default: no state."""
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a
+        tensor that the stores go by; see `stores.exact.kept`. Default: no state."""
 
     @property
     def figures(self) -> dict[str, float]:
         """What it has to tell of itself at the end of an epoch; a line of the journal has it. Default: nothing."""
         return {}
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         """Receives the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks; only where `collects`."""
         raise NotImplementedError(f"{type(self).__name__} collects no anchors")
 

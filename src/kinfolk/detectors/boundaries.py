@@ -47,6 +47,7 @@ class Boundaries(Exact):
     what columns come next.
     """
 
+    on_host = ("turn",)
     turn: Tensor
 
     def __init__(self, num_samples: int) -> None:
@@ -64,7 +65,7 @@ class Boundaries(Exact):
     def learned(self, block: Block, lower: float, upper: float) -> tuple[State, Tensor, Tensor]:
         """The state that this visit leads to, and the (b,) lower and upper levels that bound its ring."""
         state, sample_RS = self.read(block), sampled(block.sim_RC, SAMPLED, int(self.turn))
-        known_R = torch.gt(sample_RS, -torch.inf, out=torch.empty_like(sample_RS)).sum(1)
+        known_R = torch.gt(sample_RS, -2, out=torch.empty_like(sample_RS)).sum(1)
         n_b = known_R.view(-1, block.num_views).sum(1).to(state["lower_level"].dtype)
         sim_bM = sample_RS.reshape(len(block.ids), -1)
         new, bounds = dict(state), list[Tensor]()
@@ -80,9 +81,9 @@ class Boundaries(Exact):
                 bounds.append(none)
         return new, bounds[0], bounds[1]
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Writes what the visits of a step led to."""
-        self.store.write(ids, update)
+        self.store.write(ids, update, sound)
         self.turn += 1
 
 
@@ -102,9 +103,9 @@ def visited(sim_bM: Tensor, n_b: Tensor, state: State, share: float) -> tuple[St
     expected = _share(target + 1) - _share(target - 1)
     stretch = (1 - (below_bT[:, 2] - below_bT[:, 0]) / expected).clamp(min=-1)
     level, scale = before + step * scale, (scale * (trust * stretch).exp()).clamp(_FINEST, 1.0)
-    if fresh.any():
-        first_level, first_scale = _own_quantile(sim_bM[fresh], n_b[fresh], share)
-        level[fresh], scale[fresh] = first_level.to(level.dtype), first_scale.to(scale.dtype)
+    if fresh.device.type != "cpu" or bool(fresh.any()):  # on a CPU looking costs nothing, and saves a sort
+        first_level, first_scale = _own_quantile(sim_bM, n_b, share)
+        level, scale = first_level.to(level.dtype).where(fresh, level), first_scale.to(scale.dtype).where(fresh, scale)
     level = level.clamp(-1, 1)
     evidence = (evidence + weight).clamp(max=_EVIDENCE)
     return {"level": level, "scale": scale, "evidence": evidence, "aim": torch.full_like(level, share)}, torch.where(fresh, level, before)

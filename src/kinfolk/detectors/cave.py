@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.members import member, refreshed_by
-from kinfolk.pairs import Block, Roles
+from kinfolk.detectors.members import members, refreshed_by
+from kinfolk.kinship import Roles
+from kinfolk.pairs import Block
 
 
 class Cave(Detector):
@@ -74,11 +75,7 @@ class Cave(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
-        if not self.clusters.refreshed:
-            return Found((Roles(),))
-        member_RC = member(self.clusters, block)
-        alone_R1 = ~member_RC.any(1, keepdim=True)
-        return Found((Roles(drop_RC=member_RC.logical_or_(alone_R1).logical_not_()),))
+        return Found((Roles(drop=members(self.clusters, block, apart=True)),))
 
     def silent_reason(self) -> str | None:
         one = 1 in self.clusters.num_clusters

@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Interval, Roles
+from kinfolk.pairs import Block
 
 
 class FNC(Detector):
@@ -61,14 +62,15 @@ class FNC(Detector):
         sim_RC, n_R = block.sim_RC, block.num_negatives_R
         if self.fraction is None and self.top_k is None:
             assert self.min_similarity is not None
-            return Found((Roles(kin_above_R=torch.full_like(n_R, self.min_similarity, dtype=sim_RC.dtype)),))
+            return Found((Roles(kin=Interval(torch.full_like(n_R, self.min_similarity, dtype=sim_RC.dtype))),))
         k_R = n_R.clamp(max=self.top_k) if self.fraction is None else (n_R.double() * self.fraction).round().long()
         k_R = k_R.clamp(min=1)
-        top_RK = sim_RC.topk(int(k_R.max()), dim=1, sorted=True).values
+        most = sim_RC.shape[1] if self.fraction is None else max(1, round(sim_RC.shape[1] * self.fraction))  # n is at most C
+        top_RK = sim_RC.topk(most if self.top_k is None else min(most, self.top_k), dim=1, sorted=True).values
         level_R = top_RK.gather(1, k_R.unsqueeze(1) - 1).squeeze(1) - 8 * torch.finfo(sim_RC.dtype).eps
         if self.min_similarity is not None:
             level_R = level_R.clamp(min=self.min_similarity)
-        return Found((Roles(kin_above_R=level_R.masked_fill(n_R == 0, torch.inf)),))
+        return Found((Roles(kin=Interval(level_R.masked_fill(n_R == 0, torch.inf))),))
 
     def __repr__(self) -> str:
         given = {"fraction": self.fraction, "top_k": self.top_k, "min_similarity": self.min_similarity}

@@ -11,12 +11,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kinfolk.compiling import compiled
 from kinfolk.detectors import quantile
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.quantile import Seen, State, Visit
-from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule, look, own_quantile
-from kinfolk.pairs import Block, Roles
+from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule, look, own_quantile, track
+from kinfolk.kinship import Interval, Roles
+from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
+from kinfolk.stores.exact import kept
 
 
 class GloFND(Detector):
@@ -123,7 +126,7 @@ class GloFND(Detector):
             new, counts = self.rule.step(block, state, learned_b), State()
             level_b = new["threshold"]
         else:
-            new, level_b, counts = self.rule.track(block, state, learned_b, self.drift)
+            new, level_b, counts = compiled(track, block.compiles)(self.rule, block, state, learned_b, self.drift)
             level_b = level_b.masked_fill((state["visits"] == 0) & (self.rule.init == "one"), 1.0).clamp(-1, 1)
         moving = (block.over_views(block.num_negatives_R.to(alpha_b.dtype)) > 0) & (alpha_b > 0)
         update = {name: rows.where(moving, state[name]) for name, rows in new.items()}
@@ -131,13 +134,14 @@ class GloFND(Detector):
         return Found((self._kin(block, level_b.where(moving, self._in_use(state)), alpha_b),), update)
 
     @torch.no_grad()
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         if self.shared:
-            self._learn_shared(update)
+            self._learn_shared(update, sound)
             return
-        self.store.write(ids, {name: update[name] for name in self.rule.fields()})
+        self.store.write(ids, {name: update[name] for name in self.rule.fields()}, sound)
         if self.drift is not None:
-            self.drift.copy_(quantile.followed(self.drift.double(), update["expected"].double().sum(), update["found"].double().sum()))
+            expected, found = (update[name].double().sum() for name in ("expected", "found"))
+            self.drift.copy_(kept(sound, quantile.followed(self.drift.double(), expected, found), self.drift.double()))
 
     def _alpha(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """(b,) α of these samples."""
@@ -153,7 +157,7 @@ class GloFND(Detector):
     def _kin(self, block: Block, level_b: Tensor, alpha_b: Tensor) -> Roles:
         """Kin are above the level. A level of 1 flags nothing, although rounding makes similarities of 1.0000001; nor does an α of 0."""
         level_b = level_b.masked_fill((level_b >= 1) | (alpha_b == 0), torch.inf)
-        return Roles(kin_above_R=level_b.repeat_interleave(block.num_views))
+        return Roles(kin=Interval(block.per_row(level_b)))
 
     def _noted(self, block: Block, state: State, alpha_b: Tensor) -> State:
         """What each sample of the block shows of the shared threshold."""
@@ -163,7 +167,7 @@ class GloFND(Detector):
             return {**noted, **vars(look(block, visit.n.dtype))}
         return noted if self.rule.init == "one" else {**noted, "own": own_quantile(block, alpha_b, state["visits"] == 0).to(visit.n.dtype)}
 
-    def _learn_shared(self, noted: Mapping[str, Tensor]) -> None:
+    def _learn_shared(self, noted: Mapping[str, Tensor], sound: Tensor | None) -> None:
         """One step of the shared threshold from the mean over all samples of the batch."""
         first = torch.zeros_like(noted["n"][:1], dtype=torch.int64)
         state, counts_B = self.store.read(first), noted["n"] > 0
@@ -181,7 +185,7 @@ class GloFND(Detector):
             new = self.rule.descend(state, visit, alpha)
             if self.rule.init == "quantile":
                 new = {name: rows.where(fresh, new[name]) for name, rows in self.rule.started(state, mean["own"]).items()}
-        self.store.write(first, {name: rows.where(counts_B.any(), state[name]) for name, rows in new.items()})
+        self.store.write(first, {name: rows.where(counts_B.any(), state[name]) for name, rows in new.items()}, sound)
 
     def __repr__(self) -> str:
         rule = self.rule

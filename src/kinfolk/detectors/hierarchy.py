@@ -1,6 +1,6 @@
 """Hierarchy: the levels of RCL's online clustering say who is kin, and how nearly. Tang et al., ECCV 2022, section 4.3 and equation 9.
 
-Dimension key: R rows of a block, C candidates, M places of kin, H levels, N data set, B samples of a step, V views, D embedding.
+Dimension key: R rows of a block, C candidates, H levels, N data set, B samples of a step, V views, D embedding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.radii import Radii
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.pairs import Block, Roles, own_matches
+from kinfolk.kinship import Keys, Roles
+from kinfolk.pairs import Block
 
 
 class Hierarchy(Detector):
@@ -51,6 +52,7 @@ class Hierarchy(Detector):
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
     needs: ClassVar[str] = "one DBSCAN of all samples"
     addresses: ClassVar[bool] = True
+    on_host = ("started",)
     started: Tensor
 
     def __init__(
@@ -89,31 +91,26 @@ class Hierarchy(Detector):
             feature_momentum=feature_momentum,
         )
         self.register_buffer("started", torch.tensor(False))
-        self._sorted: tuple[Tensor, int, Tensor, Tensor] | None = None
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
         if not self.started or self.level == 1:
             return Found((Roles(),))
-        row_R = block.row_ids
-        row_M, col_M = own_matches(self.clusters.labels_of(row_R)[self.level - 1], *self._candidates(block.candidate_ids))
-        other_M = block.sim_RC[row_M, col_M] != -torch.inf
-        kin = row_M[other_M], col_M[other_M]
-        one_HM, other_HM = self.clusters.labels_of(row_R)[:, kin[0]], self.clusters.labels_of(block.candidate_ids)[:, kin[1]]
-        degree_RC = torch.zeros_like(block.sim_RC)
-        degree_RC[kin] = (one_HM == other_HM).to(degree_RC.dtype).mean(0)
-        return Found((Roles(kin=kin, degree_RC=degree_RC),))
+        key_HR, key_HC = self.clusters.labels_of(block.row_ids), self.clusters.labels_of(block.candidate_ids)
+        return Found((Roles(kin=Keys(key_HR, key_HC, level=self.level - 1, graded=True)),))
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
         """Once it has started: the start itself goes by the features of all samples."""
         return bool(self.started)
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
-        """Refines the clusters of this step's samples, each with the mean of its views."""
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        """Refines the clusters of this step's samples, each with the mean of its views. What is split and merged depends on values, so the
+        host waits for an accelerator here."""
+        if sound is not None and not bool(sound):
+            return
         self._follow_radii()
         self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors)
-        self._sorted = None
 
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
@@ -156,7 +153,6 @@ class Hierarchy(Detector):
         self.radii.epoch.fill_(self.epoch)
         self.clusters.start(labels_HN, features)
         self.started.fill_(True)
-        self._sorted = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -166,13 +162,6 @@ class Hierarchy(Detector):
         """Where σ_m goes by radii that were fitted, here or before a resume."""
         if self.merge_similarity is None and self.radii.values is not None:
             self.clusters.merge_similarity = _similarity(self.radii.values)
-
-    def _candidates(self, ids_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidates' clusters at the level, sorted, with their places: once for all blocks of a step."""
-        version = -1 if ids_C.is_inference() else ids_C._version  # a queue overwrites its ids in place
-        if self._sorted is None or self._sorted[0] is not ids_C or version < 0 or self._sorted[1] != version:
-            self._sorted = (ids_C, version, *self.clusters.labels_of(ids_C)[self.level - 1].sort(stable=True))
-        return self._sorted[2:]
 
     def __repr__(self) -> str:
         of = self.clusters

@@ -27,8 +27,8 @@ from kinfolk.clustering.confidence import (
 )
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.detectors.same_label import SameLabel
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Keys, Roles
+from kinfolk.pairs import Block
 from kinfolk.stores.collected import Collected
 
 Source = Literal["pass", "bank"]
@@ -139,7 +139,7 @@ class IFND(Detector):
         self.collected = Collected(num_samples) if self.collects else None
         self.register_buffer("labels", self._alone())
         self.register_buffer("confidence", torch.zeros(len(self.num_clusters), num_samples))
-        self._same_label, self._anybody = SameLabel(self.num_clusters), False
+        self._number_L1, self._anybody = torch.tensor(self.num_clusters).unsqueeze(1), False
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
@@ -166,11 +166,17 @@ class IFND(Detector):
     def find(self, block: Block) -> Found:
         if not self._anybody:
             return Found((Roles(),))
-        return Found(tuple(Roles(kin=places) for places in self._same_label(block, self.labels)))
+        labels_LR, labels_LC = self._accepted(block.row_ids), self._accepted(block.candidate_ids)
+        return Found(tuple(Roles(kin=Keys(labels_LR[i : i + 1], labels_LC[i : i + 1])) for i in range(len(labels_LR))))
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
+    def _accepted(self, ids: Tensor) -> Tensor:
+        """(L, …) the labels of samples, −1 where not accepted."""
+        labels = self.labels[:, ids]
+        return torch.where(labels < self._number_L1, labels, -1)
+
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         assert self.collected is not None
-        self.collected.write(ids, anchors)
+        self.collected.write(ids, anchors, sound)
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -211,8 +217,8 @@ class IFND(Detector):
         return torch.arange(self.num_samples) + torch.tensor(self.num_clusters).unsqueeze(1)
 
     def _changed(self) -> None:
-        self._same_label.forget()
-        self._anybody = bool((self.labels < torch.tensor(self.num_clusters, device=self.labels.device).unsqueeze(1)).any())
+        self._number_L1 = self._number_L1.to(self.labels.device)
+        self._anybody = bool((self.labels < self._number_L1).any())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IFND:
         before = self.confidence

@@ -1,6 +1,6 @@
 """Known kin: pairs that were found beforehand, such as those an audit of a strong foreign model's embeddings lists.
 
-Dimension key: R rows of a block, C candidates, N data set, P pairs, E pairs of the block's rows, M matches.
+Dimension key: R rows of a block, N data set, P pairs, K listed kin of a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torch import Tensor
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import first_line
-from kinfolk.pairs import Block, Roles, own_matches
+from kinfolk.kinship import Places, Roles
+from kinfolk.pairs import Block
+from kinfolk.stores.exact import check_ids
 
 
 class Known(Detector):
@@ -50,25 +52,22 @@ class Known(Detector):
         if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2 or pairs_P2.is_floating_point() or pairs_P2.dtype == torch.bool:
             raise ValueError(f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the shape (pairs, 2)")
         start_N, kin_P = _by_anchor(pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name)
+        self.longest = int(start_N.diff().max())
         self.start_N: Tensor
         self.kin_P: Tensor
         self.register_buffer("start_N", start_N, persistent=False)
         self.register_buffer("kin_P", kin_P, persistent=False)
 
     def find(self, block: Block) -> Found:
-        """Looks up each row's listed kin among the candidates: time and memory by the number of listed pairs, not by R · C."""
-        low, high = (int(x) for x in block.ids.aminmax())
-        if low < 0 or high >= self.num_samples:
-            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {self.num_samples}), the number of samples")
+        """Hands over each row's list, as wide as the longest of all."""
+        check_ids(block.ids, self.num_samples, "the number of samples")
         ids_R = block.row_ids
-        first_R = self.start_N[ids_R]
-        count_R = self.start_N[ids_R + 1] - first_R
-        row_E = torch.repeat_interleave(torch.arange(len(ids_R), device=ids_R.device), count_R)
-        within_E = torch.arange(len(row_E), device=ids_R.device) - (count_R.cumsum(0) - count_R)[row_E]
-        of_M, col_M = own_matches(self.kin_P[first_R[row_E] + within_E], *block.candidate_ids.sort())
-        row_M = row_E[of_M]
-        candidate_M = block.sim_RC[row_M, col_M] > -torch.inf  # what shares the anchor's group is its own, never kin
-        return Found((Roles(kin=(row_M[candidate_M], col_M[candidate_M])),))
+        if not self.longest:
+            return Found((Roles(),))
+        first_R1, end_R1 = self.start_N[ids_R].unsqueeze(1), self.start_N[ids_R + 1].unsqueeze(1)
+        place_RK = first_R1 + torch.arange(self.longest, device=ids_R.device)
+        listed_RK = torch.where(place_RK < end_R1, self.kin_P[place_RK.clamp(max=len(self.kin_P) - 1)], -1)
+        return Found((Roles(kin=Places(listed_RK, block.candidate_ids)),))
 
     def silent_reason(self) -> str | None:
         return None if len(self.kin_P) else "`pairs` lists no pair of two different samples; give the pairs of these samples"

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.detectors.members import member, refreshed_by
-from kinfolk.detectors.order import cut
-from kinfolk.pairs import Block, Roles
+from kinfolk.detectors.members import members, refreshed_by
+from kinfolk.kinship import Interval, Roles
+from kinfolk.pairs import Block
 
 USUAL_SIZE = 43
 """Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million pictures."""
@@ -82,7 +82,7 @@ class Neighbours(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
-        return Found((Roles(kin_RC=member(self.clusters, block), drop_RC=distant(block.sim_RC, self.num_background)),))
+        return Found((Roles(kin=members(self.clusters, block), drop=distant(block.sim_RC, self.num_background)),))
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
@@ -103,10 +103,9 @@ class Neighbours(Detector):
         return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:
-    """(R, C) True where `num_background` candidates of the row are more similar. None: nowhere."""
+def distant(sim_RC: Tensor, num_background: int | None) -> Interval | None:
+    """The candidates to which `num_background` of the row are more similar. None: there are none."""
     num_candidates = sim_RC.shape[1]
     if num_background is None or num_background >= num_candidates:
         return None
-    place_R = torch.full((len(sim_RC),), num_candidates - num_background, device=sim_RC.device)
-    return sim_RC < cut(sim_RC, place_R)[0].value_R.unsqueeze(1)
+    return Interval(upper_R=sim_RC.kthvalue(num_candidates - num_background + 1, dim=1).values)

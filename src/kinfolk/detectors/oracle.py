@@ -13,7 +13,9 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import UsageError
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Keys, Roles
+from kinfolk.pairs import Block
+from kinfolk.stores.exact import check_ids
 
 
 class Oracle(Detector):
@@ -48,19 +50,16 @@ class Oracle(Detector):
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 
     def find(self, block: Block) -> Found:
-        row_R, col_C = self._of(block.row_ids), self._of(block.candidate_ids)
-        col_C = col_C.where(col_C >= 0, torch.iinfo(torch.int64).min)  # equal to no row, known or unknown
-        return Found((Roles(kin_RC=row_R.unsqueeze(1) == col_C),))
+        return Found((Roles(kin=Keys(self._of(block.row_ids), self._of(block.candidate_ids))),))
 
     def silent_reason(self) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
         return None if shared else "no two samples have the same known label; use data with labels of classes"
 
     def _of(self, ids: Tensor) -> Tensor:
-        low, high = (int(x) for x in ids.aminmax())
-        if low < 0 or high >= len(self.labels):
-            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {len(self.labels)}): there are that many `labels`")
-        return self.labels[ids].clamp(min=-1)
+        """(1, …) the labels of samples, −1 where unknown."""
+        check_ids(ids, len(self.labels), "there are that many `labels`")
+        return self.labels[ids].clamp(min=-1).unsqueeze(0)
 
     def __repr__(self) -> str:
         return f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})} classes>)"

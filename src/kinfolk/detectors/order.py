@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.pairs import Places
+Places = tuple[Tensor, Tensor]
 
-_SMALL, _SAMPLED, _DEVIATIONS, _PARTS = 4096, 2048, 3.0, 4
+
+SMALL, _SAMPLED, _DEVIATIONS, _PARTS = 4096, 2048, 3.0, 4
 _CACHED = 1 << 21  # entries that are done at a time
 _RUN = 16  # neighbours are read together: 64 bytes of float32
 
@@ -39,7 +40,7 @@ def cut(sim_RC: Tensor, *places: Tensor) -> tuple[Cut, ...]:
         (Cut(value_R=tensor([0.2000]), below_R=tensor([1])),)
     """
     num_rows, num_columns = sim_RC.shape
-    if num_columns <= _SMALL or not num_rows or not places:
+    if num_columns <= SMALL or not num_rows or not places:
         return tuple(_at_once(sim_RC, place_R) for place_R in places)
     step = min(num_rows, max(1, _CACHED // num_columns)) if sim_RC.device.type == "cpu" else num_rows
     spare, found = sim_RC.new_empty(2, step, num_columns), list[list[Cut]]()

@@ -70,7 +70,11 @@ def batch_quantile(sim_bM: Tensor, n_b: Tensor, alpha: float | Tensor) -> Tensor
     """(b,) the (1 − α) quantile of the n finite entries of each row, interpolated as `torch.quantile` does; 1 where there are none."""
     place_b = alpha * (n_b.double() - 1).clamp(min=0)
     first_b = place_b.floor().long()
-    most = min(int(first_b.max()) + 2, sim_bM.shape[1])
+    most = sim_bM.shape[1]
+    if isinstance(alpha, float):
+        most = min(int(alpha * (most - 1)) + 2, most)
+    elif first_b.device.type == "cpu":
+        most = min(int(first_b.max()) + 2, most)
     top_bK = sim_bM.topk(most, dim=1).values.double()
     second_b = torch.minimum(first_b + 1, (n_b.long() - 1).clamp(min=0))
     upper_b, lower_b = (top_bK.gather(1, at.unsqueeze(1)).squeeze(1) for at in (first_b, second_b))

@@ -15,9 +15,10 @@ from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.anneal import Anneal, Policy
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.boundaries import Boundaries
-from kinfolk.detectors.members import member, refreshed_by
-from kinfolk.detectors.ring_shape import Shape, bounded, drawn, exact
-from kinfolk.pairs import Block, Roles
+from kinfolk.detectors.members import members, refreshed_by
+from kinfolk.detectors.ring_shape import Shape, bounded, drawn, exact, inside
+from kinfolk.kinship import Mask, Roles
+from kinfolk.pairs import Block
 
 Bounds = Literal["exact", "learned"]
 
@@ -144,29 +145,26 @@ class Ring(Detector):
                 update, lower_b, upper_b = self.boundaries.learned(block, lower, upper)
             else:
                 lower_b, upper_b = (self.boundaries.read(block)[f"{name}_level"] for name in ("lower", "upper"))
-            shape = bounded(block, lower_b, upper_b)
+            shape = bounded(block, lower_b, upper_b, lower, upper)
         return Found((self._roles(block, shape),), update)
 
     def _roles(self, block: Block, shape: Shape) -> Roles:
+        close, far = shape
         draw = self.draw if self.training else None
         if draw is None and self.clusters is None:
-            if shape.spared is None and shape.below is None:
-                return Roles(kin_above_R=shape.roof_R, drop_below_R=shape.floor_R)
-            return Roles(kin=shape.above(block), drop_below_R=shape.floor_R, drop=shape.below)
-        ring_RC = shape.inside(block)
-        kept_RC = ring_RC if draw is None else drawn(ring_RC, draw)
+            return Roles(kin=close, drop=far)
+        kept_RC = inside(block, shape) if draw is None else drawn(inside(block, shape), draw)
         if self.clusters is None:
-            above = shape.above(block)
-            if above is not None:
-                kept_RC[above] = True
-            return Roles(kin=above, drop_RC=kept_RC.logical_not_())
-        kin_RC = member(self.clusters, block)
-        bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nobody is left out
-        return Roles(kin_RC=kin_RC, drop_RC=~(kept_RC | kin_RC | bare_R1))
+            close_RC = torch.zeros_like(kept_RC) if close is None else close.mask(block.sim_RC) > 0
+            return Roles(kin=close, drop=Mask(~(kept_RC | close_RC)))
+        kin = members(self.clusters, block)
+        kin_RC = torch.zeros_like(kept_RC) if kin is None else kin.mask(block.sim_RC) > 0
+        bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
+        return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         if self.boundaries is not None:
-            self.boundaries.observe(ids, update)
+            self.boundaries.observe(ids, update, sound)
 
     def hear(self, name: str, value: float) -> None:
         self.anneal.hear(value)

@@ -1,77 +1,52 @@
 """The ring of each anchor in one block: what is too far, what is too close, and a draw from what is between.
 
-Dimension key: R rows of a block, C candidates, M places, W widest ring, K drawn.
+Dimension key: R rows of a block, C candidates, K drawn.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.order import Cut, cut
-from kinfolk.detectors.peaks import places_above
-from kinfolk.pairs import Block, Places
+from kinfolk.detectors.order import SMALL, Cut, cut
+from kinfolk.kinship import Form, Interval, Mask, others
+from kinfolk.pairs import Block
 
-
-@dataclass(frozen=True)
-class Shape:
-    """Too far is what lies below `floor_R`, and the places `below`; too close what lies above `roof_R`, but not the places `spared`."""
-
-    floor_R: Tensor | None = None
-    below: Places | None = None
-    roof_R: Tensor | None = None
-    spared: Places | None = None
-
-    def above(self, block: Block) -> Places | None:
-        """What is too close."""
-        if self.roof_R is None:
-            return None
-        places = places_above(block.sim_RC, self.roof_R)
-        return places if self.spared is None else _without(places, self.spared, block.sim_RC.shape[1])
-
-    def inside(self, block: Block) -> Tensor:
-        """(R, C) True in the ring."""
-        inside_RC = block.sim_RC > -torch.inf
-        if self.floor_R is not None:
-            inside_RC &= block.sim_RC >= self.floor_R.unsqueeze(1)
-            bare_R = ~inside_RC.any(1) & (block.num_negatives_R > 0)  # a learned level above everybody: the most similar stay
-            inside_RC[bare_R] = block.sim_RC[bare_R] == block.sim_RC[bare_R].amax(1, keepdim=True)
-        for places in (self.below, self.above(block)):
-            if places is not None:
-                inside_RC[places] = False
-        return inside_RC
+Shape = tuple[Form | None, Form | None]
+"""What is too close, and what is too far; None: nothing can be."""
 
 
 def exact(block: Block, lower: float, upper: float) -> Shape:
     """⌊lower·n⌋ of each row's n negatives too far, those from ⌊upper·n⌋ on too close. Among equals, the first columns count as farther."""
-    n_R = block.num_negatives_R
-    first_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
-    last_R = index(upper, n_R)
-    own_R = block.sim_RC.shape[1] - n_R
-    floor_R, below, roof_R, spared = None, None, None, None
-    far, close = bool((first_R > 0).any()), bool((last_R < n_R).any())
-    places = [(own_R + at_R).clamp(max=block.sim_RC.shape[1] - 1) for at_R, wanted in ((first_R, far), (last_R, close)) if wanted]
-    found = cut(block.sim_RC, *places)
-    if far:
-        lower_cut = found[0]
-        floor_R = lower_cut.value_R.masked_fill(first_R == 0, -torch.inf)
-        below = _equals(block.sim_RC, lower_cut, (own_R + first_R - lower_cut.below_R) * (first_R > 0))
-    if close:
-        upper_cut = found[-1]
-        roof_R = torch.nextafter(upper_cut.value_R, torch.full_like(upper_cut.value_R, -torch.inf))  # above it: what is not below the value
-        roof_R = roof_R.masked_fill(last_R == n_R, torch.inf)
-        spared = _equals(block.sim_RC, upper_cut, (own_R + last_R - upper_cut.below_R) * (last_R < n_R))
-    return Shape(floor_R, below, roof_R, spared)
+    n_R, num_candidates = block.num_negatives_R, block.sim_RC.shape[1]
+    own_R = num_candidates - n_R
+    first_R = own_R + torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
+    last_R = own_R + index(upper, n_R)
+    if block.sim_RC.device.type == "cpu" and num_candidates > SMALL:
+        return _by_cuts(block, first_R, last_R, lower > 0, upper < 1)
+    order_RC = block.sim_RC.sort(dim=1, stable=True).indices
+    place_C = torch.arange(num_candidates, device=order_RC.device).expand_as(order_RC)
+    rank_RC = torch.empty_like(order_RC).scatter_(1, order_RC, place_C)
+    close = Mask(rank_RC >= last_R.unsqueeze(1)) if upper < 1 else None
+    return close, Mask(rank_RC < first_R.unsqueeze(1)) if lower > 0 else None
 
 
-def bounded(block: Block, lower_b: Tensor, upper_b: Tensor) -> Shape:
-    """Below one threshold too far, above the other too close."""
-    upper_R = upper_b.to(block.sim_RC.dtype).repeat_interleave(block.num_views)
-    lower_R = torch.minimum(lower_b.to(block.sim_RC.dtype).repeat_interleave(block.num_views), upper_R)
-    far, close = bool((lower_R > -torch.inf).any()), bool((upper_R < torch.inf).any())
-    return Shape(lower_R if far else None, None, upper_R if close else None)
+def bounded(block: Block, lower_b: Tensor, upper_b: Tensor, lower: float, upper: float) -> Shape:
+    """Below one threshold too far, above the other too close; a share of 0 or 1 has no threshold."""
+    upper_R = block.per_row(upper_b.to(block.sim_RC.dtype))
+    lower_R = torch.minimum(block.per_row(lower_b.to(block.sim_RC.dtype)), upper_R)
+    return Interval(upper_R) if upper < 1 else None, Interval(upper_R=lower_R) if lower > 0 else None
+
+
+def inside(block: Block, shape: Shape) -> Tensor:
+    """(R, C) True in the ring; of an interval that lies above all, the most similar."""
+    close, far = shape
+    if isinstance(far, Interval) and far.upper_R is not None:
+        far = Interval(upper_R=torch.minimum(far.upper_R, block.sim_RC.amax(1)))
+    inside_RC = others(block.sim_RC)
+    for form in (close, far):
+        inside_RC = inside_RC if form is None else inside_RC * (1 - form.mask(block.sim_RC))
+    return inside_RC > 0
 
 
 def index(share: float, n_R: Tensor) -> Tensor:
@@ -88,27 +63,36 @@ def index(share: float, n_R: Tensor) -> Tensor:
 
 def drawn(ring_RC: Tensor, number: int) -> Tensor:
     """(R, C) True at `number` places of each row, drawn from its True ones without replacement; at all of them where there are no more."""
-    count_R = ring_RC.sum(1)
-    if not len(count_R) or int(count_R.max()) <= number:
+    if number >= ring_RC.shape[1]:
         return ring_RC
     key_RC = torch.rand(ring_RC.shape, device=ring_RC.device).masked_fill_(~ring_RC, 2.0)
-    (last,) = cut(key_RC, torch.full_like(count_R, number - 1))
-    kept_RC = (key_RC <= last.value_R.unsqueeze(1)).logical_and_(ring_RC)
-    for row in (kept_RC.sum(1) > number).nonzero()[:, 0].tolist():  # the last key was drawn twice: rare
-        kept_RC[row] = False
-        kept_RC[row, key_RC[row].topk(number, largest=False).indices] = True
-    return kept_RC
+    drawn_RK = key_RC.topk(number, dim=1, largest=False).indices
+    return torch.zeros_like(ring_RC).scatter_(1, drawn_RK, True) & ring_RC
 
 
-def _equals(sim_RC: Tensor, found: Cut, number_R: Tensor) -> Places | None:
-    """The first `number_R` columns that hold the row's value. Rare, so rows are looked at one by one."""
-    rows = (number_R > 0).nonzero()[:, 0].tolist()
-    if not rows:
-        return None
-    columns = [(sim_RC[row] == found.value_R[row]).nonzero()[: int(number_R[row]), 0] for row in rows]
-    return torch.cat([torch.full_like(each, row) for row, each in zip(rows, columns, strict=True)]), torch.cat(columns)
+def _by_cuts(block: Block, first_R: Tensor, last_R: Tensor, far: bool, close: bool) -> Shape:
+    """The same by order statistics alone, without a sort: for a CPU, where a sort of a queue takes five times as long."""
+    sim_RC, last = block.sim_RC, block.sim_RC.shape[1]
+    wanted = [place_R for place_R, needed in ((first_R, far), (last_R.clamp(max=last - 1), close)) if needed]
+    found, forms = list(cut(sim_RC, *wanted)), list[Form | None]()
+    for place_R, needed, above in ((last_R, close, True), (first_R, far, False)):
+        if not needed:
+            forms.append(None)
+            continue
+        at = found[-1] if above else found[0]
+        level_R = at.value_R.masked_fill(place_R == last, torch.inf)
+        equals_R = (place_R - at.below_R).where(place_R < last, 0)  # how many of those at the value count as farther
+        if bool((equals_R > 0).any()):
+            forms.append(Mask(_beyond(sim_RC, at, equals_R, above) & (place_R < last if above else place_R > -1).unsqueeze(1)))
+        else:
+            down_R = torch.full_like(level_R, -torch.inf)
+            forms.append(Interval(torch.nextafter(level_R, down_R)) if above else Interval(upper_R=level_R))
+    return forms[0], forms[1]
 
 
-def _without(places: Places, others: Places, num_columns: int) -> Places:
-    left_M = ~torch.isin(places[0] * num_columns + places[1], others[0] * num_columns + others[1])
-    return places[0][left_M], places[1][left_M]
+def _beyond(sim_RC: Tensor, at: Cut, number_R: Tensor, above: bool) -> Tensor:
+    """(R, C) True above the row's value, or below it, where the first `number_R` columns that hold it count as below."""
+    value_R1 = at.value_R.unsqueeze(1)
+    equal_RC = sim_RC == value_R1
+    farther_RC = (sim_RC < value_R1) | (equal_RC & (equal_RC.cumsum(1) <= number_R.unsqueeze(1)))
+    return ~farther_RC if above else farther_RC

@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import Roles
+from kinfolk.pairs import Block
 
 
 class StartAt(Detector):
@@ -44,8 +45,8 @@ class StartAt(Detector):
         found = self.detector.find(block)
         return found if self.epoch >= self.start else Found((Roles(),), found.update)
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        self.detector.observe(ids, update)
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        self.detector.observe(ids, update, sound)
 
     @property
     def space(self) -> Space:  # type: ignore[override]
@@ -71,8 +72,8 @@ class StartAt(Detector):
     def figures(self) -> dict[str, float]:
         return self.detector.figures
 
-    def collect(self, ids: Tensor, anchors: Tensor) -> None:
-        self.detector.collect(ids, anchors)
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        self.detector.collect(ids, anchors, sound)
 
     def due(self, epoch: int) -> bool:
         """A refresh that was due before `update_from` is made up for at `update_from`."""

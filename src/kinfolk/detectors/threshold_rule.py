@@ -56,16 +56,6 @@ class ThresholdRule:
         number_R, excess_R = (rows.to(per_R.dtype) for rows in peaks(block, level_R))
         return Visit(*(block.over_views(rows) for rows in (number_R * per_R, excess_R * per_R, n_R)))
 
-    def track(self, block: Block, state: State, alpha: Tensor, drift: Tensor) -> tuple[State, Tensor, State]:
-        """A visit under "tracking": the new state, the thresholds of this visit, and for the drift how many were expected and found."""
-        before, jump = quantile.moved(state, look(block, state["threshold"].dtype), alpha)
-        n_b = block.over_views(block.num_negatives_R.to(alpha.dtype))
-        level_b = quantile.level_of(before, drift)
-        visit = self.measure(block, level_b)
-        new, known = quantile.tracking_step(before, visit, alpha, drift), ~jump & (n_b > 0)
-        level_b = quantile.in_use(new, drift).where(state["visits"] == 0, level_b)  # a start is a guess, its count is not
-        return new, level_b, {"expected": (alpha * n_b).where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
-
     def step(self, block: Block, state: State, alpha: Tensor) -> State:
         """A visit under "adam" or "sgd": the new state."""
         new = self.descend(state, self.measure(block, state["threshold"]), alpha)
@@ -88,6 +78,17 @@ class ThresholdRule:
         return {**state, "threshold": own.to(state["threshold"].dtype), "visits": state["visits"] + 1}
 
 
+def track(rule: ThresholdRule, block: Block, state: State, alpha: Tensor, drift: Tensor) -> tuple[State, Tensor, State]:
+    """A visit under "tracking": the new state, the thresholds of this visit, and for the drift how many were expected and found."""
+    before, jump = quantile.moved(state, look(block, state["threshold"].dtype), alpha)
+    n_b = block.over_views(block.num_negatives_R.to(alpha.dtype))
+    level_b = quantile.level_of(before, drift)
+    visit = rule.measure(block, level_b)
+    new, known = quantile.tracking_step(before, visit, alpha, drift), ~jump & (n_b > 0)
+    level_b = quantile.in_use(new, drift).where(state["visits"] == 0, level_b)  # a start is a guess, its count is not
+    return new, level_b, {"expected": (alpha * n_b).where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
+
+
 def look(block: Block, dtype: torch.dtype) -> Seen:
     """What this block shows of its samples before any level is set: means over their views."""
     values = (*moments(block.sim_RC), block.num_negatives_R)
@@ -96,9 +97,8 @@ def look(block: Block, dtype: torch.dtype) -> Seen:
 
 def own_quantile(block: Block, alpha: Tensor, wanted_b: Tensor) -> Tensor:
     """(b,) the quantile over each wanted sample's views and negatives of this block; 1 elsewhere."""
-    own_b = torch.ones(len(block.ids), dtype=torch.float64, device=wanted_b.device)
-    if wanted_b.any():
-        sim_bM = block.sim_RC.reshape(len(block.ids), -1)[wanted_b]
-        n_b = block.num_negatives_R.view(-1, block.num_views).sum(1)[wanted_b]
-        own_b[wanted_b] = quantile.batch_quantile(sim_bM, n_b, alpha[wanted_b].double())
-    return own_b
+    if wanted_b.device.type == "cpu" and not bool(wanted_b.any()):  # on a CPU looking costs nothing, and saves a selection
+        return torch.ones(len(block.ids), dtype=torch.float64)
+    n_b = block.num_negatives_R.view(-1, block.num_views).sum(1)
+    own_b = quantile.batch_quantile(block.sim_RC.reshape(len(block.ids), -1), n_b, alpha.double())
+    return own_b.where(wanted_b, 1.0)

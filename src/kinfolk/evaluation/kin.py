@@ -8,7 +8,7 @@
     similarity               of the views of a sample (true positives), of samples of one class     SPCL, Table 2
                              (false negatives) and of different classes
 
-Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V rows, C = N·V candidates, K classes.
+Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V rows, C = N·V candidates.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from kinfolk.actions import Policy, settle
 from kinfolk.data.progress import show_progress
 from kinfolk.detectors.quantile import batch_quantile
 from kinfolk.errors import KinfolkError
-from kinfolk.pairs import Block, Places, Roles, own_matches
-from kinfolk.stats import Stats, count
+from kinfolk.kinship import Interval, Roles, select
+from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.stats import Labels, Stats, count
 
 _BLOCK_ELEMENTS = 1 << 23
-_POLICY = Policy("eliminate", kin_weight=0.0, min_negatives=0, attracted_stay=False)
 NAN = float("nan")
 
 Find = Callable[[Block], Sequence[Roles]]
@@ -115,19 +114,19 @@ def judge_kin(
     chosen = torch.arange(len(labels_N)) if anchors is None else anchors
     exact, rule = Judged(), None if find is None else Judged()
     thresholds = []
-    for block, own in _blocks(unit_NVD, chosen, progress):
+    for block in _blocks(unit_NVD, chosen, progress):
         views = block.num_views
         n_b = block.num_negatives_R.view(-1, views).sum(1)
         level_b = batch_quantile(block.sim_RC.reshape(len(block.ids), -1), n_b, alpha).float()
         thresholds.append(level_b)
-        _judge(exact, block, [Roles(kin_above_R=level_b.repeat_interleave(views))], own, labels_N)
+        _judge(exact, block, [Roles(kin=Interval(block.per_row(level_b)))], labels_N)
         if find is not None and rule is not None:
-            _judge(rule, block, find(block), own, labels_N)
+            _judge(rule, block, find(block), labels_N)
     return KinResult(rule, exact, torch.cat(thresholds))
 
 
-def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[tuple[Block, Places]]:
-    """Blocks of anchors against everybody, and the places of what is their own."""
+def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Block]:
+    """Blocks of anchors against everybody."""
     num, views, _ = unit_NVD.shape
     candidates_CD, ids_C = unit_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
     step = max(1, _BLOCK_ELEMENTS // (num * views * views))
@@ -135,30 +134,24 @@ def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[tup
     for first in show_progress(starts, len(starts), "Comparing all with all", enabled=progress):
         ids_b = anchors_B[first : first + step]
         sim_RC = unit_NVD[ids_b].flatten(0, 1) @ candidates_CD.T
-        own = own_matches(ids_b.repeat_interleave(views), ids_C, torch.arange(len(ids_C)))
-        sim_RC[own] = -torch.inf
-        yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(sim_RC),), (num - 1) * views)), own
+        sim_RC.masked_fill_(ids_b.repeat_interleave(views).unsqueeze(1) == ids_C, LEFT_OUT)
+        yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(sim_RC),), (num - 1) * views))
 
 
-def _judge(judged: Judged, block: Block, levels: Sequence[Roles], own: Places, labels_N: Tensor) -> None:
+def _judge(judged: Judged, block: Block, levels: Sequence[Roles], labels_N: Tensor) -> None:
     """Adds a block to the counts; rates of an anchor are those of the first level."""
-    row_R, label_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
-    size_K = torch.bincount(label_C[label_C >= 0], minlength=int(labels_N.max().clamp(min=0)) + 1)
-    known_R = row_R >= 0
-    alike_R = (size_K[row_R.clamp(min=0)] - block.num_views).where(known_R, 0)
-    other_R = (size_K.sum() - size_K[row_R.clamp(min=0)]).where(known_R, 0)
+    alike = Labels(labels_N, 0).alike(block)
+    known_RC, same_RC = alike.known_RC, alike.same_RC
+    alike_R, other_R = same_RC.sum(1), (known_RC - same_RC).sum(1)
     for level, roles in enumerate(levels):
-        settled = settle(block, roles, own, _POLICY, block.sim_RC.clone(), 1.0, judged=True)
-        counts = count(block, settled.kin, own, labels_N, settled.flagged_R)
+        kin_RC, _ = select(block.sim_RC, roles)
+        kin_RC = torch.zeros_like(same_RC) if kin_RC is None else kin_RC
+        counts = count(block.num_negatives_R, kin_RC.sum(1), kin_RC, alike, block.num_views)
         judged.stats = judged.stats + Stats.from_counts(torch.cat((counts, counts.new_zeros(4))))
         if level > 0:
             continue
-        hits_R, misses_R = torch.zeros_like(alike_R), torch.zeros_like(alike_R)
-        if settled.kin is not None:
-            row_M, one_M, other_M = settled.kin[0], row_R[settled.kin[0]], label_C[settled.kin[1]]
-            same_M, apart_M = (one_M == other_M) & (one_M >= 0), (one_M != other_M) & (one_M >= 0) & (other_M >= 0)
-            hits_R, misses_R = (torch.bincount(row_M[chosen_M], minlength=len(row_R)) for chosen_M in (same_M, apart_M))
+        hits_R, judged_R = (kin_RC * same_RC).sum(1), (kin_RC * known_RC).sum(1)
         judged.found += float((hits_R / alike_R)[alike_R > 0].double().sum())
-        judged.kept += float((1 - misses_R / other_R)[other_R > 0].double().sum())
+        judged.kept += float((1 - (judged_R - hits_R) / other_R)[other_R > 0].double().sum())
         judged.with_kin += int((alike_R > 0).sum())
         judged.with_others += int((other_R > 0).sum())

@@ -72,6 +72,11 @@ class Assigned(nn.Module):
         self.num_prototypes = self.clusters.num_clusters
 
     @property
+    def device(self) -> torch.device:
+        """Where the prototypes are."""
+        return self.truth.device if self.clusters is None and self.truth is not None else next(self.buffers()).device
+
+    @property
     def ready(self) -> bool:
         """Whether there are any."""
         return self.clusters is None or bool(self.clusters.refreshed)

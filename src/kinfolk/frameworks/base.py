@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
 from kinfolk.stats import Stats
+from kinfolk.stores.exact import OnHost
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class OwnRate:
     factor: Callable[[], float]
 
 
-class Framework(nn.Module, ABC):
+class Framework(OnHost, ABC):
     """Abstract. An encoder and a head in training; its `state_dict` is the whole state of the method.
 
     Args:

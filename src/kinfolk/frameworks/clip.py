@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import OwnRate
 from kinfolk.frameworks.image_text import ImageText
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.fastclip import TemperatureGradient
 
 
@@ -40,13 +40,9 @@ class CLIP(ImageText):
         learnable: bool = True,
         min_temperature: float = 0.01,
         known_groups: bool = True,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        loss = CLIPLoss(temperature, learnable, min_temperature, detector, action, min_negatives, block_rows, kin_weight)
+        loss = CLIPLoss(temperature, learnable, min_temperature, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
 
@@ -72,13 +68,9 @@ class SogCLRCLIP(ImageText):
         gamma: float = 0.2,
         decay_epochs: int | None = 18,
         known_groups: bool = True,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        loss = BimodalSogCLR(num_samples, temperature, gamma, decay_epochs, detector, action, min_negatives, block_rows, kin_weight)
+        loss = BimodalSogCLR(num_samples, temperature, gamma, decay_epochs, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
 
@@ -110,12 +102,8 @@ class FastCLIPFramework(ImageText):
         min_temperature: float = 0.01,
         individual_lr: float | None = None,
         known_groups: bool = True,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         temperature_gradient: TemperatureGradient = "released",
+        **shared: Unpack[Shared],
     ) -> None:
         if not temperature_lr > 0:
             raise ValueError(f"`temperature_lr` (={temperature_lr}) must be above 0")
@@ -127,12 +115,8 @@ class FastCLIPFramework(ImageText):
             decay_epochs,
             min_temperature=min_temperature,
             individual_lr=individual_lr,
-            detector=detector,
-            action=action,
-            min_negatives=min_negatives,
-            block_rows=block_rows,
-            kin_weight=kin_weight,
             temperature_gradient=temperature_gradient,
+            **shared,
         )
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
         self.temperature_lr = temperature_lr

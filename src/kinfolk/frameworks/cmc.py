@@ -15,14 +15,15 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent, Objective
+from kinfolk.objectives.base import Shared, with_detector
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank, Draw
+from kinfolk.stores.exact import finite
 
 
 class CMC(Framework):
@@ -66,17 +67,11 @@ class CMC(Framework):
         num_negatives: int | None = 4096,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         pool_kin: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        second, loss = copy.deepcopy(detector), LocalAggregation if pool_kin else NTXent
-        light, colour = (
-            loss(temperature, each, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight) for each in (detector, second)
-        )
+        loss, first = LocalAggregation if pool_kin else NTXent, shared.get("detector")
+        light, colour = (loss(temperature, **with_detector(shared, each)) for each in (first, copy.deepcopy(first)))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
         if size % 2:
@@ -101,14 +96,15 @@ class CMC(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
         light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
-        chosen = self.draw.ids()
+        chosen = self.draw.ids(ids.device)
         embedded = _joined(*(F.normalize(part.detach().float(), dim=-1) for part in (light, colour)))
         loss = self._against(self.objective, light, self.colour_bank, ids, chosen, embedded)
         loss = loss + self._against(self.colour_objective, colour, self.light_bank, ids, chosen, embedded)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.light_bank.write(ids, light)
-            self.colour_bank.write(ids, colour)
-            self.draw.advance()
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.light_bank.write(ids, light, sound)
+            self.colour_bank.write(ids, colour, sound)
+            self.draw.advance(sound)
         return loss
 
     def _against(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor, embedded: Tensor) -> Tensor:

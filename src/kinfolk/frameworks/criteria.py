@@ -12,16 +12,17 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.clustering import dbscan_levels, kmeans_levels
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.offline import check_falling
 from kinfolk.detectors import Hierarchy
+from kinfolk.stores.exact import OnHost
 
 
-class Criteria(nn.Module, ABC):
+class Criteria(OnHost, ABC):
     """Abstract. The cluster of every sample under each of H criteria, the first of which has every sample its own; equal on all ranks."""
 
     started: Tensor
@@ -90,6 +91,7 @@ class Offline(Criteria):
     State: `labels` (H, N), before the first clustering every sample its own; `started`.
     """
 
+    on_host = ("started",)
     labels: Tensor
 
     def __init__(self, num_samples: int, number: int, cluster: Callable[[Tensor], Tensor], warmup_epochs: int, every: int) -> None:

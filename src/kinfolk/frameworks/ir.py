@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
 from kinfolk.stores.draw import Draw
+from kinfolk.stores.exact import finite
 
 
 class IR(Framework):
@@ -57,15 +58,11 @@ class IR(Framework):
         num_negatives: int | None = 4096,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         pool_kin: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         loss = LocalAggregation if pool_kin else NTXent
-        super().__init__(encoder, head, loss(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        super().__init__(encoder, head, loss(temperature, **shared))
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
 
@@ -76,10 +73,11 @@ class IR(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
         z: Tensor = self.head(self.encoder(views[0]))
-        chosen = self.draw.ids()
+        chosen = self.draw.ids(ids.device)
         candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
         loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.bank.write(ids, z)
-            self.draw.advance()
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.bank.write(ids, z, sound)
+            self.draw.advance(sound)
         return loss

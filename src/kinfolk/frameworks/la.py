@@ -9,15 +9,16 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.detectors import Neighbours, StartAt
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
+from kinfolk.stores.exact import finite
 
 
 class LA(Framework):
@@ -59,18 +60,14 @@ class LA(Framework):
         warmup_epochs: int = 10,
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
-        detector: Detector | None = None,
-        action: Action = "attract",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        if detector is None:
+        if shared.get("detector") is None:
             if warmup_epochs < 0:
                 raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
-            detector = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
-            action = "attract"
-        objective = LocalAggregation(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+            shared["detector"] = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
+            shared["action"] = "attract"
+        objective = LocalAggregation(temperature, **shared)
         super().__init__(encoder, head, objective)
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
 
@@ -84,6 +81,7 @@ class LA(Framework):
         everybody = torch.arange(self.bank.num_samples, device=ids.device)
         pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, everybody, unit_candidates=True)
         loss = self.objective.on(pairs)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.bank.write(ids, z)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.bank.write(ids, z, sound)
         return loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +16,7 @@ from kinfolk.detectors import DETECTORS, StartAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
+from kinfolk.objectives.base import USUAL, Shared
 
 _GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "detector", "action"}
 """What the training hands over; everything else in a signature is the user's to set."""
@@ -127,7 +129,15 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
 
 
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    return {name: p for name, p in inspect.signature(kind.__init__).parameters.items() if name not in _GIVEN}
+    """Its own arguments, and of those that all losses share what a user may set."""
+    parameters = inspect.signature(kind.__init__).parameters
+    own = {name: p for name, p in parameters.items() if name not in _GIVEN and p.kind is not inspect.Parameter.VAR_KEYWORD}
+    if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return own
+    hints = typing.get_type_hints(Shared)
+    settable = [name for name in USUAL if name not in (*_GIVEN, *own, "gather", "compile")]
+    named = inspect.Parameter.KEYWORD_ONLY
+    return own | {name: inspect.Parameter(name, named, default=USUAL.get(name), annotation=hints[name]) for name in settable}
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:

@@ -11,16 +11,17 @@ from typing import ClassVar, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.doubts import doubt_queue
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
+from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
+from kinfolk.stores.exact import finite
 
 ClusterEncoder = Literal["query", "momentum"]
 
@@ -64,15 +65,11 @@ class MoCo(Framework):
         momentum: float = 0.999,
         temperature: float = 0.2,
         symmetric: bool = False,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         cluster_encoder: ClusterEncoder = "query",
         momentum_schedule: MomentumSchedule = "constant",
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        super().__init__(encoder, head, NTXent(temperature, **shared))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
         doubt_queue(queue_size, num_samples)
@@ -92,8 +89,9 @@ class MoCo(Framework):
         row_ids = ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.candidates(keys, row_ids)
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True))
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.queue.push(keys, row_ids)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.queue.push(keys, row_ids, sound)
         return loss
 
     @property

@@ -10,14 +10,13 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import unit
+from kinfolk.objectives.base import Shared, unit
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 
@@ -54,13 +53,9 @@ class MoCoV3(Framework):
         momentum_schedule: MomentumSchedule = "cosine",
         predictor_size: int = 4096,
         temperature: float = 0.2,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        super().__init__(encoder, head, NTXent(temperature, **shared))
         size = embedding_size(encoder, head)
         self.predictor = projection_head(size, predictor_size, size, last_norm=True, last_affine=False)
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)

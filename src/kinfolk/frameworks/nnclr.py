@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.momentum import MomentumSchedule
 from kinfolk.frameworks.retrieval import nearest
 from kinfolk.frameworks.support import SupportFramework
 from kinfolk.objectives import RelativeContrast
+from kinfolk.objectives.base import Shared
 
 
 class NNCLR(SupportFramework):
@@ -55,14 +55,10 @@ class NNCLR(SupportFramework):
         momentum: float = 0.996,
         predictor_size: int = 4096,
         temperature: float = 0.1,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         momentum_schedule: MomentumSchedule = "constant",
+        **shared: Unpack[Shared],
     ) -> None:
-        objective = RelativeContrast(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+        objective = RelativeContrast(temperature, **shared)
         super().__init__(encoder, head, objective, num_samples, queue_size, momentum, 1, predictor_size, momentum_schedule)
 
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:

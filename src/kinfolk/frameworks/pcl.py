@@ -10,19 +10,21 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, last_clustering, rate_at
-from kinfolk.detectors.base import Detector, Space
+from kinfolk.detectors.base import Space
 from kinfolk.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.frameworks.prototypes import Prototypes
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.proto_nce import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
+from kinfolk.stores.exact import finite
 
 
 class PCL(Framework):
@@ -58,6 +60,7 @@ class PCL(Framework):
     with a warm start; see `MoCo` for the queue.
     """
 
+    on_host = ("draws",)
     paper: ClassVar[str] = "Li et al., ICLR 2021"
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
 
@@ -80,21 +83,18 @@ class PCL(Framework):
         confidence: Confidence = "cluster",
         warm_start: bool = True,
         cluster_seed: int = 0,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight))
+        super().__init__(encoder, head, NTXent(temperature, **shared))
         for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
             if value < least:
                 raise ValueError(f"`{name}` (={value}) must be at least {least}")
         if num_prototypes is not None and num_prototypes < 1:
             raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
+        detector = shared.get("detector")
         if detector is not None and detector.space != "projected":
             raise ValueError(
                 f"`detector` (with `space` {detector.space!r}) must go by the projected embeddings, as the prototypes do: leave its `space`"
@@ -136,8 +136,9 @@ class PCL(Framework):
         candidates, candidate_ids = self.queue.candidates(keys, ids)
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True, collected=keys))
         loss = loss + self._prototype_term(queries, ids)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.queue.push(keys, ids)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.queue.push(keys, ids, sound)
         return loss
 
     def _prototype_term(self, anchors: Tensor, ids: Tensor) -> Tensor:

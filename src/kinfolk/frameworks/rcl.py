@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.actions import Action
 from kinfolk.clustering.conform import level_figures
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors import Hierarchy
@@ -24,6 +24,7 @@ from kinfolk.frameworks.nnclr import nearest_keys
 from kinfolk.frameworks.retrieval import Chance, cluster_mates
 from kinfolk.frameworks.support import SupportFramework
 from kinfolk.objectives import RelativeContrast
+from kinfolk.objectives.base import Shared
 
 Kind = Literal["online", "kmeans", "dbscan"]
 Retrieval = Literal["hierarchy", "nearest"]
@@ -95,15 +96,11 @@ class RCL(SupportFramework):
         num_clusters: int | Sequence[int] | None = None,
         every: int = 1,
         cluster_seed: int = 0,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         momentum_schedule: MomentumSchedule = "constant",
+        **shared: Unpack[Shared],
     ) -> None:
-        _check(criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, detector)
-        objective = RelativeContrast(temperature, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+        _check(criteria, hierarchy, retrieval, num_keys, warmup_epochs, every, shared.get("detector"))
+        objective = RelativeContrast(temperature, **shared)
         predictors = 1 if shared_predictor else criteria
         super().__init__(encoder, head, objective, num_samples, queue_size, momentum, predictors, predictor_size, momentum_schedule)
         self.num_samples, self.num_criteria, self.num_keys, self.warmup_epochs = num_samples, criteria, num_keys, warmup_epochs
@@ -122,7 +119,7 @@ class RCL(SupportFramework):
         """(H, N) the clusters of all samples under every criterion; None before there are any."""
         if self.criteria is None or not self.criteria.started:
             return None
-        return self.criteria.labels_of(torch.arange(self.num_samples, device=self.criteria.started.device))
+        return self.criteria.labels_of(torch.arange(self.num_samples, device=next(self.criteria.buffers()).device))
 
     @property
     def figures(self) -> dict[str, float]:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.stores.exact import OnHost
 
 _BLOCK_ELEMENTS = 1 << 22
 
 
-class Chance(nn.Module):
+class Chance(OnHost):
     """A number in [0, 1) for each row of a step, over all ranks; a function of its seed, of how often it advanced and of the row's place in
     the joined batch. So it is the same after a resume, and the same for any number of ranks.
 
     State: `seed`, drawn from torch's generator when it is made, and `count`.
     """
 
+    on_host = ("count", "seed")
     count: Tensor
     seed: Tensor
 
@@ -38,7 +40,7 @@ class Chance(nn.Module):
             sizes = distributed.batch_sizes(number, device)
             first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
         generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        return torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number].to(device)
+        return torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number].to(device, non_blocking=True)
 
     def advance(self) -> None:
         """The next step draws others."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.objectives import NTXent
+from kinfolk.objectives.base import Shared
 
 
 class SimCLR(BatchFramework):
@@ -28,22 +28,9 @@ class SimCLR(BatchFramework):
         encoder: nn.Module,
         head: nn.Module,
         temperature: float = 0.2,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         positive_in_denominator: bool = True,
         rescale_kept: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        objective = NTXent(
-            temperature,
-            detector,
-            action,
-            min_negatives,
-            block_rows=block_rows,
-            kin_weight=kin_weight,
-            positive_in_denominator=positive_in_denominator,
-            rescale_kept=rescale_kept,
-        )
+        objective = NTXent(temperature, positive_in_denominator, rescale_kept, **shared)
         super().__init__(encoder, head, objective)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import nn
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
-from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.objectives import SogCLR
+from kinfolk.objectives.base import Shared
 
 
 class SogCLRFramework(BatchFramework):
@@ -30,11 +30,7 @@ class SogCLRFramework(BatchFramework):
         num_samples: int,
         temperature: float = 0.1,
         gamma: float = 0.9,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        objective = SogCLR(num_samples, temperature, gamma, detector, action, min_negatives, block_rows=block_rows, kin_weight=kin_weight)
+        objective = SogCLR(num_samples, temperature, gamma, **shared)
         super().__init__(encoder, head, objective)

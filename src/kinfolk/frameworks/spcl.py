@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.actions import Action
 from kinfolk.clustering.batches import cluster_pair_batches
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.doubts import doubt_warmup
@@ -20,6 +20,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.renew import renew, require_renewable
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXent
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.metric import SiameseMetric
 from kinfolk.objectives.prototype import PrototypeCrossEntropy
 from kinfolk.pairs import integer_ids
@@ -59,6 +60,7 @@ class SPCL(Framework):
     clustered without augmentation and at unit norm; a batch of 2N goes by several prototypes where one has fewer than N samples.
     """
 
+    on_host = ("seed", "draws", "begun")
     paper: ClassVar[str] = "Mo et al., 2022"
     needs: ClassVar[str] = "an embedding pass and a clustering per epoch"
 
@@ -81,25 +83,13 @@ class SPCL(Framework):
         warm_start: bool = True,
         cluster_seed: int = 0,
         temperature: float = 0.5,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        kin_weight: float = 0.5,
-        block_rows: int | None = None,
         positive_in_denominator: bool = False,
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
+        **shared: Unpack[Shared],
     ) -> None:
-        objective = NTXent(
-            temperature,
-            detector,
-            action,
-            min_negatives,
-            block_rows=block_rows,
-            kin_weight=kin_weight,
-            positive_in_denominator=positive_in_denominator,
-        )
+        objective = NTXent(temperature, positive_in_denominator, **shared)
         super().__init__(encoder, head, objective)
         self.weights = {"contrast_weight": contrast_weight, "metric_weight": metric_weight, "prototype_weight": prototype_weight}
         _check(self.weights, reinitialise, warmup_epochs, every)
@@ -150,7 +140,7 @@ class SPCL(Framework):
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
         if not self._with_prototypes:
             return None
-        everybody = torch.arange(self.assigned.num_samples, device=self.seed.device)
+        everybody = torch.arange(self.assigned.num_samples, device=self.assigned.device)
         return cluster_pair_batches(self.assigned.first(everybody), batch_size, generator)
 
     @property

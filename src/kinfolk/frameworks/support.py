@@ -19,6 +19,7 @@ from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
+from kinfolk.stores.exact import finite, skips
 
 
 class SupportFramework(Framework, ABC):
@@ -92,9 +93,11 @@ class SupportFramework(Framework, ABC):
             collected=keys,  # embeddings as `embed` has them, not predictions
         )
         loss = self.objective.on(pairs)
-        if self.training and bool(loss.detach().isfinite()):  # the loss of the joined batch: all ranks agree
-            self.queue.push(keys, row_ids)
-            self.learn(keys, row_ids)
+        if self.training:
+            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            self.queue.push(keys, row_ids, sound)
+            if not skips(sound):
+                self.learn(keys, row_ids)
         return loss
 
     def embed(self, images: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective
+from kinfolk.objectives.base import Objective, Shared
+from kinfolk.stores.exact import grouped
 from kinfolk.stores.per_sample import PerSample
 
 
@@ -43,15 +43,10 @@ class Averaged(Objective):
         num_samples: int,
         temperature: float,
         gamma: float,
-        detector: Detector | None,
-        action: Action,
-        min_negatives: int,
-        kin_weight: float,
-        block_rows: int | None,
-        gather: bool | None,
         more: Mapping[str, float] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
+        super().__init__(temperature, **shared)
         if not 0 < gamma <= 1:
             raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
         self.num_samples, self.gamma = num_samples, gamma
@@ -66,8 +61,8 @@ class Averaged(Objective):
     def _averaged(self, rows: Rows, log_g_R: Tensor, bare_R: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """(R,) log ĝ and log of the new u, both the old one in a row that is bare of negatives, and the proposal for the store."""
         state = self.store.read(rows.ids)
-        old_R = state["log_u"].to(log_g_R.dtype).repeat_interleave(rows.num_views)
-        seen_R = state["seen"].repeat_interleave(rows.num_views)
+        old_R = rows.per_row(state["log_u"].to(log_g_R.dtype))
+        seen_R = rows.per_row(state["seen"])
         log_g_R = torch.where(bare_R, old_R, log_g_R)
         log_u_R = torch.where(seen_R & ~bare_R, moving_average(old_R, log_g_R, self.gamma), log_g_R)
         update = {
@@ -82,20 +77,8 @@ class Averaged(Objective):
         more = {name: torch.stack([update[name] for update in updates]).mean(0) for name in updates[0] if name not in ("log_u", "seen")}
         return {"log_u": log_u, "seen": updates[0]["seen"], **more}
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        unique, log_u = mean_in_log_space(ids, update["log_u"])
-        _, seen = mean_in_log_space(ids, torch.where(update["seen"], 0.0, -torch.inf))
-        self.store.write(unique, {"log_u": log_u, "seen": seen > -torch.inf})
-        more = {name: value for name, value in update.items() if name not in ("log_u", "seen")}
-        if more:
-            self.store.write(ids, more)
-
-
-def positives(rows: Rows, attract: bool) -> tuple[Tensor, Tensor]:
-    """(R,) the number of an anchor's positives, and the mean of their similarities: its own, and with `attract` its kin."""
-    attracted_R = rows.kin_count_R if attract else torch.zeros_like(rows.kin_count_R)
-    number_R = (rows.own_RP.shape[1] + attracted_R).to(rows.own_RP.dtype)
-    return number_R, (rows.own_RP.sum(1) + rows.kin_sum_R) / number_R
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        self.store.write(ids, {**update, "log_u": mean_in_log_space(ids, update["log_u"])}, sound)
 
 
 def cosine_gamma(gamma: float, epoch: int, decay_epochs: int | None) -> float:
@@ -119,10 +102,9 @@ def moving_average(old_log_u: Tensor, log_g: Tensor, gamma: float) -> Tensor:
     return torch.logaddexp(old_log_u + math.log1p(-gamma), log_g + math.log(gamma))
 
 
-def mean_in_log_space(ids: Tensor, log_values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ids, and log of the mean of the values of each."""
-    unique, inverse, count = torch.unique(ids, return_inverse=True, return_counts=True)
-    top = log_values.new_full(unique.shape, -torch.inf).scatter_reduce(0, inverse, log_values, "amax")
-    top = top.masked_fill(top == -torch.inf, 0.0)
-    total = torch.zeros_like(top).index_add(0, inverse, (log_values - top[inverse]).exp())
-    return unique, top + total.log() - count.to(top.dtype).log()
+def mean_in_log_space(ids: Tensor, log_b: Tensor) -> Tensor:
+    """(b,) log of the mean of the values of each row's id."""
+    group_b, number_b1 = grouped(ids)
+    top_b = log_b.new_full(log_b.shape, -torch.inf).scatter_reduce(0, group_b, log_b, "amax")[group_b]
+    total_b = torch.zeros_like(log_b).index_add(0, group_b, (log_b - top_b).exp())
+    return top_b + total_b[group_b].log() - number_b1.squeeze(1).to(log_b.dtype).log()

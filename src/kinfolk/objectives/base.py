@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
-from kinfolk.contrast import Contrast, Rows, Scratch, Terms
+from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
-from kinfolk.stats import Stats
+from kinfolk.stats import Labels, Stats
+from kinfolk.stores.exact import finite, skips
+
+
+class Shared(TypedDict, total=False):
+    """The arguments that every loss has in common, by keyword; see `Objective`. A framework hands them on to its loss."""
+
+    detector: Detector | None
+    action: Action
+    min_negatives: int
+    kin_weight: float
+    block_rows: int | None
+    gather: bool | None
+    compile: bool
+
+
+def with_detector(shared: Shared, detector: Detector | None) -> Shared:
+    """The same with another detector."""
+    return {**shared, "detector": detector}
+
+
+USUAL: Shared = {
+    "detector": None,
+    "action": "eliminate",
+    "min_negatives": 1,
+    "kin_weight": 0.5,
+    "block_rows": None,
+    "gather": None,
+    "compile": False,
+}
+"""Their values where they are not given."""
 
 
 class Objective(nn.Module, ABC):
@@ -29,8 +60,9 @@ class Objective(nn.Module, ABC):
             denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
-        block_rows: rows of similarities held at a time; None: so many that a block has some four million entries, on a CPU.
+        block_rows: rows of similarities held at a time; None: so many that a block has some two million entries, on a CPU.
         gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
+        compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
     """
 
     attracted_stay: ClassVar[bool]
@@ -41,17 +73,13 @@ class Objective(nn.Module, ABC):
     addresses: ClassVar[bool] = False
     """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
 
-    def __init__(
-        self,
-        temperature: float,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
-    ) -> None:
+    def __init__(self, temperature: float, **shared: Unpack[Shared]) -> None:
         super().__init__()
+        for name in shared:
+            if name not in USUAL:
+                raise TypeError(f"{type(self).__name__} has no argument `{name}`; the shared ones are {', '.join(USUAL)}")
+        given: Shared = {**USUAL, **shared}
+        action, min_negatives, kin_weight = given["action"], given["min_negatives"], given["kin_weight"]
         if not temperature > 0:
             raise ValueError(f"`temperature` (={temperature}) must be above 0")
         if action not in ACTIONS:
@@ -60,14 +88,15 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
-        if block_rows is not None and block_rows < 1:
-            raise ValueError(f"`block_rows` (={block_rows}) must be at least 1")
-        self.temperature, self.detector, self.action = temperature, detector, action
-        self.min_negatives, self.kin_weight, self.block_rows, self.gather = min_negatives, kin_weight, block_rows, gather
-        if detector is not None:
-            detector.set_loss_temperature(temperature)
-        self.stats = Stats.empty()
-        self._scratch = Scratch()
+        self.block_rows, self.gather, self.compiles = given["block_rows"], given["gather"], given["compile"]
+        if self.block_rows is not None and self.block_rows < 1:
+            raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
+        self.temperature, self.detector, self.action = temperature, given["detector"], action
+        self.min_negatives, self.kin_weight = min_negatives, kin_weight
+        if self.detector is not None:
+            self.detector.set_loss_temperature(temperature)
+        self._stats: Stats | Callable[[], Stats] = Stats.empty()
+        self.num_classes = 0
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -85,18 +114,22 @@ class Objective(nn.Module, ABC):
         """One proposal from those of a detector's several levels. Default: no state, so the first will do."""
         return updates[0]
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor]) -> None:
-        """Writes what the `terms` of this step proposed. Default: no state."""
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.exact.kept`. Default: no state."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.forward)(z1, z2, ids)
         ids = self.numbered(z1) if ids is None else ids
-        return self.on(replace(two_views(unit(z1), unit(z2), ids), unit=True))
+        return self.on(two_views(z1, z2, ids, unit))
 
     def on(self, pairs: Pairs, temperature: Tensor | None = None) -> Tensor:
         """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
         anchors themselves (one tensor) or `local_candidates` are gathered from all ranks, others are taken as they are. `temperature`: a
         learned one instead of the own, a tensor without dimensions that receives its gradient."""
+        if torch.compiler.is_compiling():  # in a user's own graph: it breaks here, as the engine takes its gradient by hand
+            return torch.compiler.disable(self.on)(pairs, temperature)
         work = self.work(pairs, temperature)
         loss = work.loss()
         self.finish(work, loss)
@@ -108,21 +141,31 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
-        labels = None if self.labels is None else self.labels.to(pairs.ids.device)
+        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.num_classes)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self._scratch)
+        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles)
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
-        """Keeps the counts of what was run, and in training the state it leads to."""
-        self.stats = work.stats
-        if self.training and self._sound(loss):
+        """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
+        self._stats = work.stats
+        if self.training:
             with torch.no_grad():
-                self._write(work.pairs.ids, work)
-                self._tell(work.pairs, loss, work.sizes)
+                sound = self._sound(loss)
+                if not skips(sound):
+                    self._write(work.pairs.ids, work, sound)
+                    self._tell(work.pairs, loss, work.sizes, sound)
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last call."""
+        if not isinstance(self._stats, Stats):
+            self._stats = self._stats()
+        return self._stats
 
     def watch(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
+        self.num_classes = 0 if labels is None or not len(labels) else max(0, int(labels.max()) + 1)
 
     def know(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
@@ -137,10 +180,6 @@ class Objective(nn.Module, ABC):
             if "epoch" in self.detector.hears:
                 self.detector.hear("epoch", epoch)
 
-    def borrow_memory(self, other: Objective) -> None:
-        """Takes the memory for its blocks from another objective, which is never at work at the same time."""
-        self._scratch = other._scratch
-
     def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""
         looked_up = self.addresses or self.labels is not None or self.groups is not None
@@ -149,12 +188,14 @@ class Objective(nn.Module, ABC):
         start = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
         return torch.arange(start, start + len(z), device=z.device)
 
-    def _sound(self, loss: Tensor) -> bool:
+    def _sound(self, loss: Tensor) -> Tensor:
         """Whether the loss is finite on all ranks: a broken step must not outlive itself in the state."""
-        finite = loss.detach().isfinite().to(torch.int64)
+        sound = finite(loss)
         if distributed.world_size() > 1 and not self._gathers():  # gathered losses are equal on all ranks
-            torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
-        return bool(finite)
+            number = sound.to(torch.int64)
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MIN)
+            sound = number > 0
+        return sound
 
     def _grouped(self, pairs: Pairs) -> Pairs:
         """With the groups of all samples, where they are known and the pairs bring none."""
@@ -180,7 +221,7 @@ class Objective(nn.Module, ABC):
         groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
         return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, local_candidates=False), sizes
 
-    def _write(self, ids: Tensor, work: Contrast) -> None:
+    def _write(self, ids: Tensor, work: Contrast, sound: Tensor) -> None:
         sizes = work.sizes
         if sizes is None and distributed.world_size() > 1:
             sizes = distributed.batch_sizes(len(ids), ids.device)
@@ -190,11 +231,11 @@ class Objective(nn.Module, ABC):
                 continue
             update = {name: torch.cat([each[name] for each in updates]) for name in updates[0]}
             if sizes is None:
-                part.observe(ids, update)
+                part.observe(ids, update, sound)
             else:
-                part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes))
+                part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes), sound)
 
-    def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None) -> None:
+    def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None, sound: Tensor) -> None:
         """Hands the detector what it asked for of this step."""
         detector = self.detector
         if detector is None:
@@ -209,7 +250,7 @@ class Objective(nn.Module, ABC):
             rows = pairs.anchors if pairs.collected is None else pairs.collected
             each = len(rows) // max(len(pairs.ids), 1)
             ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))
-            detector.collect(ids, rows.flatten(0, 1))
+            detector.collect(ids, rows.flatten(0, 1), sound)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
@@ -218,9 +259,17 @@ class Objective(nn.Module, ABC):
 
 def call(name: str, objective: Objective, **shown: Any) -> str:
     """A call with the arguments `shown`, and those of every objective that are not the usual ones."""
-    usual = {"detector": None, "action": "eliminate", "min_negatives": 1, "kin_weight": 0.5, "block_rows": None, "gather": None}
-    shown |= {name: getattr(objective, name) for name, value in usual.items() if getattr(objective, name) != value}
+    held = {name: objective.compiles if name == "compile" else getattr(objective, name) for name in USUAL}
+    shown |= {name: value for name, value in held.items() if value != dict(USUAL)[name]}
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+
+
+def positives(rows: Rows) -> tuple[float | Tensor, Tensor]:
+    """The number of an anchor's positives, its own and its attracted kin by their degrees, and (R,) the sum of their similarities."""
+    sum_R, number = rows.own_RP.sum(1), rows.own_RP.shape[1]
+    if rows.kin_mass_R is None or rows.kin_sum_R is None:
+        return float(number), sum_R
+    return number + rows.kin_mass_R, sum_R + rows.kin_sum_R
 
 
 def _normalised(pairs: Pairs) -> Pairs:
@@ -235,4 +284,24 @@ def _normalised(pairs: Pairs) -> Pairs:
 
 def unit(z: Tensor) -> Tensor:
     """The same directions with unit norm, in float32 at least."""
-    return F.normalize(z if z.dtype == torch.float64 else z.float(), dim=-1)
+    directions: Tensor = _Unit.apply(z if z.dtype == torch.float64 else z.float())  # type: ignore[no-untyped-call]
+    return directions
+
+
+class _Unit(torch.autograd.Function):
+    """`F.normalize` with the gradient in four launches instead of a dozen."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(1e-12)
+        directions: Tensor = z / norm
+        ctx.save_for_backward(directions, norm)
+        return directions
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        directions, norm = ctx.saved_tensors
+        along = (grad * directions).sum(-1, keepdim=True)
+        by_z: Tensor = torch.addcmul(grad, directions, along, value=-1).div_(norm)
+        return by_z

@@ -45,7 +45,6 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
     ) -> None:
         super().__init__()
         self.image, self.text = make(detector), make(copy.deepcopy(detector))
-        self.text.borrow_memory(self.image)  # the directions take turns
         self.learned = learned
 
     def forward(self, image_features: Tensor, text_features: Tensor, ids: Tensor | None = None, group_ids: Tensor | None = None) -> Tensor:
@@ -57,6 +56,8 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
             group_ids: (B,) known positives: samples of one group (captions of one image, equal captions) are never each other's
                 negatives. Below 0: of no group.
         """
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.forward)(image_features, text_features, ids, group_ids)
         _check(image_features, text_features, ids, group_ids)
         device = image_features.device
         ids = self.image.numbered(image_features) if ids is None else ids.to(device, torch.int64)
@@ -122,7 +123,7 @@ def crosses(work: Contrast) -> bool:
 def both_ways(forth: Contrast, back: Contrast) -> tuple[Tensor, Tensor]:
     """The losses of the two directions; the gradient of both is that of the first, see `Across`."""
     with torch.no_grad():
-        across = Across(float(back.temperature), back.policy.min_negatives)
+        across = Across(back.temperature)
         back.gives = across
         back_loss = back.loss()
         across.settle(back.sizes)

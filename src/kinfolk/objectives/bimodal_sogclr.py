@@ -6,10 +6,11 @@ Dimension key: N data set.
 
 from __future__ import annotations
 
-from kinfolk.actions import Action
+from typing_extensions import Unpack
+
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import check_decay, cosine_gamma
-from kinfolk.objectives.base import call
+from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.sogclr import SogCLR
 
@@ -47,17 +48,12 @@ class BimodalSogCLR(Bimodal[SogCLR]):
         temperature: float = 0.03,
         gamma: float = 0.2,
         decay_epochs: int | None = 18,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         def make(each: Detector | None) -> SogCLR:
-            return SogCLR(num_samples, temperature, gamma, each, action, min_negatives, block_rows, kin_weight, gather)
+            return SogCLR(num_samples, temperature, gamma, **with_detector(shared, each))
 
-        super().__init__(make, detector)
+        super().__init__(make, shared.get("detector"))
         self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)
         self.set_progress(0, 1)
 

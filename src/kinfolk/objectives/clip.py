@@ -5,9 +5,10 @@ Dimension key: B batch, D embedding.
 
 from __future__ import annotations
 
-from kinfolk.actions import Action
+from typing_extensions import Unpack
+
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import call
+from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.ntxent import NTXent
@@ -43,17 +44,12 @@ class CLIPLoss(Bimodal[NTXent]):
         temperature: float = 0.07,
         learnable: bool = True,
         min_temperature: float = 0.01,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         def make(each: Detector | None) -> NTXent:
-            return NTXent(temperature, each, action, min_negatives, block_rows, kin_weight, gather)
+            return NTXent(temperature, **with_detector(shared, each))
 
-        super().__init__(make, detector, LearnedTemperature(temperature, min_temperature) if learnable else None)
+        super().__init__(make, shared.get("detector"), LearnedTemperature(temperature, min_temperature) if learnable else None)
 
     def __repr__(self) -> str:
         learned = {"learnable": False} if self.learned is None else {"min_temperature": self.learned.lowest}

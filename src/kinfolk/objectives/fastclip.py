@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from kinfolk.actions import Action
+from typing_extensions import Unpack
+
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.averaged import check_decay, cosine_gamma
-from kinfolk.objectives.base import call
+from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.robust import RobustContrast
@@ -77,13 +78,8 @@ class FastCLIP(Bimodal[RobustContrast]):
         epsilon: float = 1e-14,
         min_temperature: float = 0.01,
         individual_lr: float | None = None,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
         temperature_gradient: TemperatureGradient = "released",
+        **shared: Unpack[Shared],
     ) -> None:
         if temperature_gradient not in get_args(TemperatureGradient):
             allowed = ", ".join(get_args(TemperatureGradient))
@@ -101,16 +97,11 @@ class FastCLIP(Bimodal[RobustContrast]):
                 individual_lr,
                 learned.lowest,
                 learned.highest,
-                each,
-                action,
-                min_negatives,
-                block_rows,
-                kin_weight,
-                gather,
                 halved,
+                **with_detector(shared, each),
             )
 
-        super().__init__(make, detector, learned if individual_lr is None else None)
+        super().__init__(make, shared.get("detector"), learned if individual_lr is None else None)
         self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)
         self.temperature_gradient = temperature_gradient
         self.set_progress(0, 1)

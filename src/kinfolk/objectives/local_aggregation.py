@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective
+from kinfolk.objectives.base import Objective, Shared
 
 
 class LocalAggregation(Objective):
@@ -43,21 +42,17 @@ class LocalAggregation(Objective):
     def __init__(
         self,
         temperature: float,
-        detector: Detector | None = None,
-        action: Action = "attract",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
+        shared.setdefault("action", "attract")
+        super().__init__(temperature, **shared)
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        assert rows.kin_lse_R is not None, "it pools kin"
         logit_RP = rows.own_RP / t
         log_own_R = logit_RP.logsumexp(1)
-        log_close_R = torch.logaddexp(log_own_R, rows.kin_lse_R)
+        kin_lse_R = torch.full_like(log_own_R, -torch.inf) if rows.kin_lse_R is None else rows.kin_lse_R
+        log_close_R = torch.logaddexp(log_own_R, kin_lse_R)
         log_all_R = torch.logaddexp(log_own_R, rows.lse_R)
         d_own_RP = (torch.exp(logit_RP - log_all_R.unsqueeze(1)) - torch.exp(logit_RP - log_close_R.unsqueeze(1))) / t
         return Terms(
@@ -65,7 +60,7 @@ class LocalAggregation(Objective):
             d_lse_R=torch.exp(rows.lse_R - log_all_R),
             d_own_RP=d_own_RP,
             d_kin_R=torch.zeros_like(log_own_R),
-            d_kin_lse_R=-torch.exp(rows.kin_lse_R - log_close_R),
+            d_kin_lse_R=-torch.exp(kin_lse_R - log_close_R),
             d_temperature_R=-(d_own_RP * rows.own_RP).sum(1) / t,
         )
 

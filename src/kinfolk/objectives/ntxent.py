@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective
+from kinfolk.objectives.base import Objective, Shared, positives
 
 
 class NTXent(Objective):
@@ -45,32 +44,28 @@ class NTXent(Objective):
     def __init__(
         self,
         temperature: float,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
         positive_in_denominator: bool = True,
         rescale_kept: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(temperature, detector, action, min_negatives, block_rows, kin_weight, gather)
-        if rescale_kept and action != "eliminate":
-            raise ValueError(f"`rescale_kept` (=True) must be False with `action` (={action!r}): only 'eliminate' leaves negatives out")
+        super().__init__(temperature, **shared)
+        if rescale_kept and self.action != "eliminate":
+            raise ValueError(
+                f"`rescale_kept` (=True) must be False with `action` (={self.action!r}): only 'eliminate' leaves negatives out"
+            )
         self.positive_in_denominator, self.rescale_kept = positive_in_denominator, rescale_kept
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
         logit_RP = rows.own_RP / t
-        attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
-        num_positives_R = (logit_RP.shape[1] + attracted_R).to(logit_RP.dtype)
-        mean_R = (logit_RP.sum(1) + rows.kin_sum_R / t) / num_positives_R
+        number, sum_R = positives(rows)
+        mean_R = sum_R / (number * t)
         log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
         lse_R = rows.lse_R
         if self.rescale_kept:  # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
-            lse_R = lse_R + torch.log1p(rows.kin_count_R * torch.exp(-rows.log_weight_R.clamp(min=0)))
+            lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
         log_all_R = torch.logaddexp(log_own_R, lse_R)
-        pull_R = -1 / (t * num_positives_R)
+        pull_R = torch.full_like(mean_R, -1.0) / (t * number)
         push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
         if not self.positive_in_denominator:  # a row without negatives has only its positives left
             log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)

@@ -44,15 +44,16 @@ class RelativeContrast(Objective):
         logit_RP, lse_R1 = rows.own_RP / t, rows.lse_R.unsqueeze(1)
         degree_RP = torch.ones_like(logit_RP) if rows.degree_RP is None else rows.degree_RP.to(logit_RP.dtype)
         absent_RP, pull_RP = degree_RP < 0, degree_RP.clamp(min=0)
-        attracted_R = rows.kin_count_R if self.action == "attract" else torch.zeros_like(rows.kin_count_R)
-        number_R = ((~absent_RP).sum(1) + attracted_R).to(logit_RP.dtype)
+        kin_sum_R = torch.zeros_like(rows.lse_R) if rows.kin_sum_R is None else rows.kin_sum_R
+        attracted_R = torch.zeros_like(rows.lse_R) if rows.kin_sum_R is None else rows.flagged_R
+        number_R = (~absent_RP).sum(1) + attracted_R
         log_all_RP = torch.logaddexp(logit_RP, lse_R1)
-        kin_R = torch.where(attracted_R > 0, attracted_R * rows.lse_R - rows.kin_sum_R / t, 0.0)
+        kin_R = torch.where(attracted_R > 0, attracted_R * rows.lse_R - kin_sum_R / t, 0.0)
         loss_R = (log_all_RP - pull_RP * logit_RP).masked_fill(absent_RP, 0.0).sum(1) + kin_R
         push_RP = torch.exp(lse_R1 - log_all_RP).masked_fill(absent_RP, 0.0)
         d_own_RP = (torch.exp(logit_RP - log_all_RP) - pull_RP).masked_fill(absent_RP, 0.0)
         d_own_RP = d_own_RP / (t * number_R).unsqueeze(1)
-        kin_pull_R = torch.where(attracted_R > 0, rows.kin_sum_R / (t * number_R), 0.0)
+        kin_pull_R = torch.where(attracted_R > 0, kin_sum_R / (t * number_R), 0.0)
         return Terms(
             loss_R=loss_R / number_R,
             d_lse_R=(push_RP.sum(1) + attracted_R) / number_R,

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.averaged import Averaged, positives
+from kinfolk.objectives.averaged import Averaged
+from kinfolk.objectives.base import Shared, positives
 from kinfolk.pairs import Pairs
 
 _NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size: iSogCLR's published values
@@ -55,16 +55,11 @@ class RobustContrast(Averaged):
         individual_lr: float | None = None,
         lowest: float = 0.01,
         highest: float = 1.0,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
         halved: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         more = {} if individual_lr is None else {"temperature": temperature, "momentum": 0.0}
-        super().__init__(num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows, gather, more)
+        super().__init__(num_samples, temperature, gamma, more, **shared)
         if epsilon < 0:
             raise ValueError(f"`epsilon` (={epsilon}) must be at least 0")
         if individual_lr is not None and individual_lr <= 0:
@@ -85,13 +80,13 @@ class RobustContrast(Averaged):
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        number_R, mean_R = positives(rows, self.action == "attract")
-        bare_R = rows.log_weight_R == -torch.inf  # no negatives at all: the positives alone are left
-        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.log_weight_R - mean_R / t, bare_R)
+        number, sum_R = positives(rows)
+        mean_R, bare_R = sum_R / number, rows.weight_R == 0  # no negatives at all: the positives alone are left
+        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log() - mean_R / t, bare_R)
         if self.epsilon:
             log_u_R = torch.logaddexp(log_u_R, torch.full_like(log_u_R, math.log(self.epsilon)))
         ratio_R = torch.exp(log_g_R - log_u_R)
-        pull_R = -torch.where(bare_R, 1.0, ratio_R) / number_R
+        pull_R = -torch.where(bare_R, 1.0, ratio_R) / number
         share = 0.5 if self.halved else 1.0
         d_temperature_R = torch.where(bare_R, 0.0, share * log_u_R + ratio_R * mean_R / t) + share * self.rho
         if self.individual_lr is not None and rows.mean_sim_R is not None:

@@ -6,11 +6,11 @@ Dimension key: R rows of a block, P own positives, N data set.
 from __future__ import annotations
 
 import torch
+from typing_extensions import Unpack
 
-from kinfolk.actions import Action
 from kinfolk.contrast import Rows, Terms
-from kinfolk.detectors.base import Detector
-from kinfolk.objectives.averaged import Averaged, positives
+from kinfolk.objectives.averaged import Averaged
+from kinfolk.objectives.base import Shared, positives
 
 
 class SogCLR(Averaged):
@@ -43,27 +43,23 @@ class SogCLR(Averaged):
         num_samples: int,
         temperature: float,
         gamma: float = 0.9,
-        detector: Detector | None = None,
-        action: Action = "eliminate",
-        min_negatives: int = 1,
-        block_rows: int | None = None,
-        kin_weight: float = 0.5,
-        gather: bool | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows, gather)
+        super().__init__(num_samples, temperature, gamma, **shared)
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        bare_R = rows.log_weight_R == -torch.inf  # no negatives at all: nothing to estimate
-        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.log_weight_R, bare_R)
+        bare_R = rows.weight_R == 0  # no negatives at all: nothing to estimate
+        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log(), bare_R)
         ratio_R = torch.where(bare_R, 0.0, torch.exp(log_g_R - log_u_R))
         log_u_R = torch.where(bare_R, 0.0, log_u_R)
-        number_R, mean_R = positives(rows, self.action == "attract")
+        number, sum_R = positives(rows)
+        pull_R = torch.full_like(sum_R, -1.0) / number
         return Terms(
-            loss_R=t * log_u_R - mean_R,
+            loss_R=t * log_u_R + pull_R * sum_R,
             d_lse_R=t * ratio_R,
-            d_own_RP=(-1 / number_R).unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=-1 / number_R,
+            d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
+            d_kin_R=pull_R,
             d_temperature_R=log_u_R,
             update=update,
         )

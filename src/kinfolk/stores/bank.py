@@ -1,6 +1,6 @@
 """The memory bank of instance discrimination: one unit vector for each sample.
 
-Dimension key: N data set, D embedding, b rows of a write, of all ranks together, U distinct ids among them.
+Dimension key: N data set, D embedding, b rows of a write, of all ranks together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.exact import Exact, check_ids, means_by_id
+from kinfolk.stores.exact import Exact, check_ids, kept, means_by_id, skips
 
 
 class Bank(Exact):
@@ -66,16 +66,19 @@ class Bank(Exact):
         return self.features[ids]
 
     @torch.no_grad()
-    def write(self, ids: Tensor, z: Tensor) -> None:
-        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several rows of one id count as their mean."""
+    def write(self, ids: Tensor, z: Tensor, sound: Tensor | None = None) -> None:
+        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several rows of one id count as their mean.
+
+        `sound`: whether the step was; see `kept`."""
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
+        if skips(sound):
+            return
         ids, z = distributed.joined(ids, z)
-        new = F.normalize(z.to(self.features.dtype), dim=1)
-        unique_U, mean_UD = means_by_id(ids, new)
-        self.features[unique_U] = F.normalize(torch.lerp(mean_UD, self.features[unique_U], self.momentum), dim=1)
-        self.seen[unique_U] = True
+        old_bD, mean_bD = self.features[ids], means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1))
+        self.features[ids] = kept(sound, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD)
+        self.seen[ids] = True if sound is None else self.seen[ids] | sound
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.stores.exact import Exact, check_ids, means_by_id
+from kinfolk.stores.exact import Exact, check_ids, kept, means_by_id, skips
 
 
 class Collected(Exact):
@@ -38,16 +38,18 @@ class Collected(Exact):
         self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.bool))
 
     @torch.no_grad()
-    def write(self, ids: Tensor, anchors: Tensor) -> None:
-        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a sample that is there twice, the mean."""
+    def write(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a sample that is there twice, the mean.
+
+        `sound`: whether the step was; see `kept`."""
         check_ids(ids, self.num_samples)
-        if not len(ids):
+        if not len(ids) or skips(sound):
             return
         mean_bD = anchors.view(len(ids), -1, anchors.shape[-1]).mean(1)
         if not self.features.shape[1]:
             self.features = mean_bD.new_zeros(self.num_samples, mean_bD.shape[1], dtype=torch.float32)
-        unique, rows = means_by_id(ids, mean_bD.to(self.features.dtype))
-        self.features[unique], self.seen[unique] = rows, True
+        self.features[ids] = kept(sound, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids])
+        self.seen[ids] = True if sound is None else self.seen[ids] | sound
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")

@@ -6,10 +6,12 @@ Dimension key: N data set, K drawn.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from kinfolk.stores.exact import OnHost, skips
 
 
-class Draw(nn.Module):
+class Draw(OnHost):
     """Some of N samples, without replacement, anew after each `advance`; a function of its seed and of how often it advanced.
 
     Args:
@@ -19,6 +21,7 @@ class Draw(nn.Module):
     State: `seed`, drawn from torch's generator when it is made, and `count`.
     """
 
+    on_host = ("count", "seed")
     count: Tensor
     seed: Tensor
 
@@ -35,13 +38,14 @@ class Draw(nn.Module):
         """Whether nothing is left out."""
         return self.number is None or self.number >= self.num_samples
 
-    def ids(self) -> Tensor:
+    def ids(self, device: torch.device | None = None) -> Tensor:
         """(K,) the samples of this step; reads only."""
         if self.everything:
-            return torch.arange(self.num_samples, device=self.count.device)
+            return torch.arange(self.num_samples, device=device)
         generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        return torch.randperm(self.num_samples, generator=generator)[: self.number].to(self.count.device)
+        return torch.randperm(self.num_samples, generator=generator)[: self.number].to(device or "cpu", non_blocking=True)
 
-    def advance(self) -> None:
-        """The next step draws others."""
-        self.count += 1
+    def advance(self, sound: Tensor | None = None) -> None:
+        """The next step draws others, unless this one is known to be broken."""
+        if not skips(sound):
+            self.count += 1

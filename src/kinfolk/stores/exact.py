@@ -1,12 +1,14 @@
-"""What all stores share: a cast to 16 bits, meant for weights, leaves them as exact as they are; ids in range; one rule for duplicates.
+"""What all stores share: a cast to 16 bits, meant for weights, leaves them as exact as they are; ids in range; one rule for duplicates; and
+a step whose loss is not finite changes nothing. Nothing here waits for an accelerator.
 
-Dimension key: N data set, D embedding, b rows of a write, U distinct ids among them.
+Dimension key: N data set, D embedding, F fields, b rows of a write.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,35 +16,65 @@ from torch import Tensor, nn
 COARSE = (torch.bfloat16, torch.float16)
 
 
-class Exact(nn.Module, ABC):
+class OnHost(nn.Module):
+    """A module some of whose buffers stay on the CPU wherever it moves: numbers that the host goes by in every step."""
+
+    on_host: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnHost:
+        held = {name: self._buffers[name] for name in self.on_host}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update(held)
+        return self
+
+
+class Exact(OnHost, ABC):
     """Abstract. A module whose own buffers move to another device as any module's, but are never cast to 16 bits."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
         before = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, field in list(self.named_buffers(recurse=False)):
             if field.dtype in COARSE:
                 setattr(self, name, before[name].to(field.device))
         return self
 
 
-def check_ids(ids: Tensor, num_samples: int) -> None:
-    """Refuses ids outside of [0, N)."""
-    if len(ids):
+def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
+    """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would stop the step, and an index out of range
+    fails there by itself."""
+    if len(ids) and ids.device.type == "cpu":
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
-            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): `num_samples` is too small")
+            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}")
 
 
-def means_by_id(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(U,) distinct ids and (U, D) the means of their (b, D) rows, summed in the order of the rows: a scattered sum has none on a GPU."""
-    unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
-    if len(unique_U) == len(ids):
-        return ids, rows
-    order = inverse.argsort(stable=True)
-    start_U = count_U.cumsum(0) - count_U
-    total_UD = rows[order[start_U]]
-    for repeat in range(1, int(count_U.max())):
-        more_U = count_U > repeat
-        total_UD[more_U] += rows[order[start_U[more_U] + repeat]]
-    return unique_U, total_UD / count_U.unsqueeze(1)
+def finite(loss: Tensor) -> Tensor:
+    """Whether a loss is, without dimensions and on its device: what the `sound` of a write is made of."""
+    return (loss.detach() - loss.detach()) == 0  # two launches, where `isfinite` has four
+
+
+def skips(sound: Tensor | None) -> bool:
+    """Whether a step is known to be broken. On a CPU it is known; on an accelerator asking would stop the step, so there the write itself
+    keeps what was there (`kept`)."""
+    return sound is not None and sound.device.type == "cpu" and not bool(sound)
+
+
+def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """The new values, or of a broken step on an accelerator the old ones."""
+    return new if sound is None or sound.device.type == "cpu" else torch.where(sound, new, old)
+
+
+def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
+    """(b, F) the mean of the rows of each row's id. The order of rows does not matter, not even in the last bit."""
+    group_b, number_b1 = grouped(ids)
+    sorted_bF, order_bF = rows.sort(0)
+    total_bF = torch.zeros_like(rows).scatter_add_(0, group_b[order_bF], sorted_bF)
+    return total_bF[group_b] / number_b1
+
+
+def grouped(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(b,) a number in [0, b) for each row, the same for rows of one id, and (b, 1) how many these are."""
+    sorted_b = ids.sort().values
+    group_b = torch.searchsorted(sorted_b, ids)
+    return group_b, (torch.searchsorted(sorted_b, ids, right=True) - group_b).unsqueeze(1)

@@ -1,6 +1,6 @@
 """State per sample, addressed by id: persistent, strict on loading, one rule for duplicates.
 
-Dimension key: N data set, b rows of a write, U distinct ids among them.
+Dimension key: N data set, b rows of a write, F fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.stores.exact import Exact, check_ids
+from kinfolk.stores.exact import Exact, check_ids, kept, means_by_id, skips
 
 
 class PerSample(Exact):
@@ -44,23 +44,19 @@ class PerSample(Exact):
         check_ids(ids, self.num_samples)
         return {name: field[ids] for name, field in self.named_buffers()}
 
-    def write(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
+    def write(self, ids: Tensor, values: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Sets rows; several rows of one id are stored as their mean (bools: any; integers: the rounded mean).
 
-        The order of the rows does not matter, not even in the last bit.
+        The order of the rows does not matter, not even in the last bit. `sound`: whether the step was; see `kept`.
         """
         check_ids(ids, self.num_samples)
-        unique_U, inverse, count_U = torch.unique(ids, return_inverse=True, return_counts=True)
-        for name, rows in values.items():
+        if skips(sound):
+            return
+        mean_bF = means_by_id(ids, torch.stack([rows.to(torch.float64) for rows in values.values()], 1))
+        for name, mean_b in zip(values, mean_bF.unbind(1), strict=True):
             field = getattr(self, name)
-            if len(unique_U) == len(ids):
-                field[ids] = rows.to(field.dtype)
-                continue
-            by_value = rows.argsort()
-            order = by_value[inverse[by_value].argsort(stable=True)]  # by id, then by value: one order of summation
-            total_U = rows.new_zeros(len(unique_U), dtype=torch.float64).index_add_(0, inverse[order], rows[order].to(torch.float64))
-            mean_U = total_U if field.dtype == torch.bool else total_U / count_U
-            field[unique_U] = (mean_U if field.is_floating_point() or field.dtype == torch.bool else mean_U.round()).to(field.dtype)
+            new_b = mean_b > 0 if field.dtype == torch.bool else mean_b if field.is_floating_point() else mean_b.round()
+            field[ids] = kept(sound, new_b.to(field.dtype), field[ids])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         error_msgs: list[str] = others[-1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.exact import Exact
+from kinfolk.stores.exact import Exact, kept, skips
 
 
 class Queue(Exact):
@@ -34,6 +34,7 @@ class Queue(Exact):
         [7, 8, 9]
     """
 
+    on_host = ("pointer", "filled")
     features: Tensor
     ids: Tensor
     pointer: Tensor
@@ -65,17 +66,21 @@ class Queue(Exact):
         return features, ids
 
     @torch.no_grad()
-    def push(self, features: Tensor, ids: Tensor) -> None:
-        """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of more than Q rows the last Q remain."""
+    def push(self, features: Tensor, ids: Tensor, sound: Tensor | None = None) -> None:
+        """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of more than Q rows the last Q remain.
+
+        `sound`: whether the step was; see `kept`. On an accelerator the places of a broken step stay as they were, and count as filled."""
         if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
             raise ValueError(
                 f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have the shapes (rows, {self.dim}) and (rows,)"
             )
+        if skips(sound):
+            return
         features, ids = distributed.joined(features, ids)
         number = len(ids)
-        places = (self.pointer + torch.arange(number, device=ids.device))[-self.size :] % self.size
-        self.features[places] = features[-self.size :].to(self.features.dtype)
-        self.ids[places] = ids[-self.size :]
+        places = (torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)) % self.size
+        self.features[places] = kept(sound, features[-self.size :].to(self.features.dtype), self.features[places])
+        self.ids[places] = kept(sound, ids[-self.size :], self.ids[places])
         self.pointer.add_(number).remainder_(self.size)
         self.filled.add_(number).clamp_(max=self.size)
 

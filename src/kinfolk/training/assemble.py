@@ -151,6 +151,8 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
     framework.watch(labels)
+    for objective in framework.objectives:
+        objective.compiles = config.trainer.compile is True
     return framework
 
 

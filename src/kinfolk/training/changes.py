@@ -24,6 +24,7 @@ WITHOUT_EFFECT = (
     "trainer.strategy",
     "trainer.loggers",
     "trainer.log_every",
+    "trainer.compile",
 )
 """Settings that do not touch the result. The data may have been moved: whether they are the same samples is asked of the samples
 themselves. `knn` is among them unless the detector goes by the accuracy."""

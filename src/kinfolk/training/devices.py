@@ -37,7 +37,8 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
             "process has the statistics of its own part of the batch"
         )
     precision = _precision(accelerator) if config.precision == "auto" else config.precision
-    return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision})
+    compiles = accelerator == "cuda" if config.compile == "auto" else config.compile
+    return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision, "compile": compiles})
 
 
 def _require_known(config: TrainerConfig, accelerator: str) -> None:

@@ -14,7 +14,8 @@ from kinfolk.data.samples import Samples
 from kinfolk.data.tokenizer import Tokenizer
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks import Framework
-from kinfolk.pairs import Block, Roles
+from kinfolk.kinship import select
+from kinfolk.pairs import LEFT_OUT, Block
 from kinfolk.training.assemble import build_framework
 from kinfolk.training.changes import require_identity
 from kinfolk.training.checkpoint import read_checkpoint
@@ -41,18 +42,6 @@ def _samples_of(run: Run) -> tuple[str, int]:
 @torch.no_grad()
 def kin_of(detector: Detector, sim_QC: Tensor, ids_Q: Tensor, candidate_ids_C: Tensor, own_QC: Tensor) -> Tensor:
     """(Q, C) True where the detector takes the candidate for kin of the query; what is its own is never."""
-    sim_QC = sim_QC.masked_fill(own_QC, -torch.inf)
-    block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))
-    roles = detector.find(block).levels[0]
-    return _mask(roles, sim_QC) & ~own_QC
-
-
-def _mask(roles: Roles, sim_QC: Tensor) -> Tensor:
-    if roles.kin_above_R is not None:
-        return sim_QC > roles.kin_above_R.to(sim_QC.dtype).unsqueeze(1)
-    if roles.kin_RC is not None:
-        return roles.kin_RC
-    mask_QC = torch.zeros_like(sim_QC, dtype=torch.bool)
-    if roles.kin is not None:
-        mask_QC[roles.kin] = True
-    return mask_QC
+    sim_QC = sim_QC.masked_fill(own_QC, LEFT_OUT)
+    kin_QC, _ = select(sim_QC, detector.find(Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))).levels[0], drops=False)
+    return torch.zeros_like(own_QC) if kin_QC is None else kin_QC > 0

@@ -166,7 +166,9 @@ class Keeper(pl.Callback):
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed:
-            raise module.not_finite(f"{found or 'the state of another rank'} of {module.method} is not finite, so it is not saved,")
+            raise module.not_finite(
+                f"{found or 'the state of another rank'} of {module.method} is not finite, so it is not saved,", *module.last
+            )
 
     def _is_better(self, device: torch.device) -> bool:
         """Whether the epoch that has ended has the highest accuracy so far; the same on all ranks."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.data.seeding import derive_seed, generator
 from kinfolk.errors import KinfolkError
+from kinfolk.stores.exact import finite
 from kinfolk.training.grad_cache import encoders_of, in_chunks
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
@@ -51,6 +52,7 @@ class TrainingModule(pl.LightningModule):
         channels_last: memory layout of views and encoder.
         text: the samples' captions, for a framework that learns from them.
         chunk_size: samples of this rank whose activations are held at a time; None: the whole batch. See `grad_cache.py`.
+        look_every: steps after which an accelerator is asked whether all losses were finite.
     """
 
     def __init__(
@@ -67,14 +69,16 @@ class TrainingModule(pl.LightningModule):
         channels_last: bool = True,
         text: TextSource | None = None,
         chunk_size: int | None = None,
+        look_every: int = 50,
     ) -> None:
         super().__init__()
-        self.text, self.chunk_size = text, chunk_size
+        self.text, self.chunk_size, self.look_every = text, chunk_size, look_every
         self.framework, self.data, self.views, self.optimizer_factory = framework, data, views, optimizers
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
         self.last: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
         self.kept: Callable[[], str] = lambda: "no checkpoint was saved"
+        self._broken: Tensor | None = None  # on an accelerator: the number of the first step whose loss is not finite, −1 before it
         self.channels_last = channels_last and not _crashes_channels_last(framework)
         for part in framework.modules():
             if type(part) is nn.Conv2d and part.kernel_size != (1, 1):
@@ -105,13 +109,13 @@ class TrainingModule(pl.LightningModule):
         assert (epoch, step) == (self.current_epoch, batch_idx), "the loader and Lightning disagree on where the training is"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.set_progress(epoch, self.epochs)
-        self.framework.hear("epoch", epoch + step / (self.data.num_train // self.batch_size))  # schedules that move by the step
+        self.framework.hear("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         chunks = 1 if self.chunk_size is None else math.ceil(len(batch["ids"]) / self.chunk_size)
         with in_chunks(encoders_of(self.framework), max(1, chunks)):
             loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last = batch["epoch"], batch["step"], batch["ids"]
-        self._require_finite(loss)
+        self._look_at(loss)
         return loss
 
     def make_views(self, batch: dict[str, Any]) -> Tensor:
@@ -127,22 +131,48 @@ class TrainingModule(pl.LightningModule):
         super().optimizer_step(*args, **kwargs)
         self.framework.after_step()
 
-    def _require_finite(self, loss: Tensor) -> None:
-        """Raises on all ranks if any rank's loss is not finite; the step is then not taken, and the last checkpoint stays as it is."""
-        failed = (~torch.isfinite(loss.detach()).all()).to(torch.int64)
+    def _look_at(self, loss: Tensor) -> None:
+        """Raises on all ranks if any rank's loss is not finite; the step is then not taken, and the last checkpoint stays as it is.
+
+        On an accelerator the host would have to wait for it in every step. There it is noted on the device, and read now and then and
+        before every checkpoint (`require_sound`); the state per sample takes nothing from a broken step in any case."""
+        failed = (~finite(loss)).to(torch.int64)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
-        if failed:
-            raise self.not_finite(f"the loss of {self.method} is {loss.item()}")
+        if failed.device.type == "cpu":
+            if failed:
+                raise self.not_finite(f"the loss of {self.method} is {loss.item()}", *self.last)
+            return
+        number = self.last[0] * self._steps_per_epoch + self.last[1]
+        before = torch.full_like(failed, -1) if self._broken is None else self._broken
+        self._broken = torch.where((failed > 0) & (before < 0), number, before)
+
+    def require_sound(self) -> None:
+        """Raises if a loss was not finite in any step so far. Waits for the device."""
+        first = -1 if self._broken is None else int(self._broken)
+        if first >= 0:
+            epoch, step = divmod(first, self._steps_per_epoch)
+            assert self.loader is not None
+            raise self.not_finite(f"the loss of {self.method} is not finite", epoch, step, self.loader.ids(epoch, step))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx % self.look_every == 0 or batch_idx + 1 == self._steps_per_epoch:
+            self.require_sound()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.require_sound()
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return self.data.num_train // self.batch_size
 
     def require_finite(self, values: Tensor, what: str) -> None:
         """Raises if what the encoder gave after the last step is not finite; called on rank zero between two steps."""
         if not values.isfinite().all():
-            raise self.not_finite(f"the {what} that {self.method} learns are not finite")
+            raise self.not_finite(f"the {what} that {self.method} learns are not finite", *self.last)
 
-    def not_finite(self, what: str) -> NonFiniteLossError:
+    def not_finite(self, what: str, epoch: int, step: int, ids: Tensor) -> NonFiniteLossError:
         """The error of a training that diverged: what, where, what there is to go on from, and what to do."""
-        epoch, step, ids = self.last
         return NonFiniteLossError(
             f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1}); {self.kept()}. With the same "
             "settings it would come to the same: try a lower learning rate or a higher temperature. "

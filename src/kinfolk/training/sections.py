@@ -119,6 +119,7 @@ class TrainerConfig(Section):
         description="samples of a device whose activations are held at a time (GradCache); the loss sees the whole batch",
     )
     channels_last: bool = True
+    compile: bool | Literal["auto"] = Field(default="auto", description="the loss through torch.compile; auto: on a GPU")
     sync_batchnorm: bool = False
     gradient_clip: float | None = Field(default=None, gt=0)
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)

@@ -1,0 +1,290 @@
+"""What a detector answers for a block of similarities, and what becomes of it: weights in the denominator, targets in the numerator.
+
+    lse_i = log Σ_j w_ij exp(s_ij / t),     pull_i = Σ_j y_ij s_ij
+
+w_ij is 1 for a negative; for kin it is 0 with `eliminate`, 1 − degree with `reweight`. y_ij is the degree of kin with `attract`, else 0.
+All functions are pure and have no shapes or branches that depend on values, so that `torch.compile` fuses them with the softmax. Masks
+are numbers, 1 and 0, as weights are: without a compiler, a CPU sums and multiplies numbers several times faster than it handles bools.
+
+Dimension key: R rows of a block, C candidates, L levels of keys, K ids listed for a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk.actions import Policy
+from kinfolk.pairs import LEFT_OUT
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The candidates more similar than `lower_R` and less similar than `upper_R`, (R,) each. None: no such bound."""
+
+    lower_R: Tensor | None = None
+    upper_R: Tensor | None = None
+    graded = False
+
+    def mask(self, sim_RC: Tensor) -> Tensor:
+        above_RC = None if self.lower_R is None else greater(sim_RC, self.lower_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1))
+        if self.upper_R is None:
+            assert above_RC is not None, "an interval has a bound"
+            return above_RC
+        below_RC = greater(self.upper_R.to(sim_RC.dtype).unsqueeze(1), sim_RC)
+        return below_RC if above_RC is None else above_RC * below_RC
+
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        raise NotImplementedError("it has no degrees")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The candidates that share a key with the anchor.
+
+    Args:
+        key_LR, key_LC: of rows and candidates at L levels; a key below 0 is shared with nothing.
+        level: the one that decides; None: keys that agree at any of them.
+        graded: whether the degree of kinship is the share of the levels at which keys agree; otherwise kin are kin.
+        apart: turns it around: the candidates that share no key with the anchor, none where it would be all of them.
+    """
+
+    key_LR: Tensor
+    key_LC: Tensor
+    level: int | None = None
+    graded: bool = False
+    apart: bool = False
+
+    def mask(self, sim_RC: Tensor) -> Tensor:
+        levels = range(len(self.key_LR)) if self.level is None else [self.level]
+        same_RC = self._same(levels[0])
+        for level in levels[1:]:
+            same_RC = same_RC | self._same(level)
+        same_RC = same_RC.to(sim_RC.dtype)
+        if not self.apart:
+            return same_RC
+        alone_R1 = (same_RC * others(sim_RC)).sum(1, keepdim=True) == 0
+        return (1 - same_RC).masked_fill(alone_R1, 0.0)
+
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        agree_RC = self._same(0).to(sim_RC.dtype)
+        for level in range(1, len(self.key_LR)):
+            agree_RC = agree_RC + self._same(level)
+        return agree_RC / len(self.key_LR)
+
+    def _same(self, level: int) -> Tensor:
+        key_R, key_C = self.key_LR[level], self.key_LC[level]
+        return key_R.unsqueeze(1) == torch.where(key_C >= 0, key_C, torch.iinfo(key_C.dtype).min)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The candidates whose sample each row lists: (R, K) ids, below 0 for none, and the candidates' (C,) ids.
+
+    Places in the matrix would be as many as there are matches, a number that only the device knows. Instead the ids are ranked among the
+    candidates' and marked there, and each candidate looks at its own mark."""
+
+    ids_RK: Tensor
+    ids_C: Tensor
+    graded = False
+
+    def mask(self, sim_RC: Tensor) -> Tensor:
+        sorted_C, order_C = self.ids_C.sort()
+        rank_C = torch.empty_like(order_C).scatter_(0, order_C, torch.searchsorted(sorted_C, sorted_C))
+        rank_RK = torch.searchsorted(sorted_C, self.ids_RK).clamp(max=len(sorted_C) - 1)
+        there_RK = (sorted_C[rank_RK] == self.ids_RK) & (self.ids_RK >= 0)
+        marked_RC = sim_RC.new_zeros(len(sim_RC), len(sorted_C) + 1)
+        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), 1.0)
+        return marked_RC[:, rank_C]
+
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        raise NotImplementedError("it has no degrees")
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The candidates where `where_RC` is True or 1, with degrees (R, C) where they are known: for what no interval, key or list tells,
+    such as a random draw."""
+
+    where_RC: Tensor
+    degree_RC: Tensor | None = None
+
+    @property
+    def graded(self) -> bool:
+        return self.degree_RC is not None
+
+    def mask(self, sim_RC: Tensor) -> Tensor:
+        return self.where_RC.to(sim_RC.dtype)
+
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        assert self.degree_RC is not None, "it has no degrees"
+        return self.degree_RC.to(sim_RC.dtype)
+
+
+Form = Interval | Keys | Places | Mask
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a detector answers for one block. What is the anchor's own is neither, whatever they say.
+
+    Args:
+        kin: the candidates that are false negatives of the anchor. None: nothing is.
+        drop: the candidates that are left out although they are not kin (too easy, not drawn); what is both is dropped. Where an interval
+            would drop all negatives of a row, the most similar stays. None: nothing is.
+    """
+
+    kin: Form | None = None
+    drop: Form | None = None
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A block after selection, action and softmax.
+
+    Args:
+        share_RC: p_ij = w_ij exp(s_ij / t − lse_i).
+        lse_R: log Σ_j w_ij exp(s_ij / t); −inf without any negative.
+        weight_R: Σ_j w_ij.
+        flagged_R: how many candidates are kin.
+        kin_RC: which they are, where asked for; None: none can be.
+        target_RC, mass_R, pull_R, kin_lse_R: with `attract`: y_ij, and over the kin Σ y, Σ y s and, where they are pooled inside the
+            logarithm, log Σ y exp(s / t), whose shares are then the targets; None without.
+        cut_R: kin no more similar than this were kept, so that the row is not short of negatives; −inf where it is not.
+    """
+
+    share_RC: Tensor
+    lse_R: Tensor
+    weight_R: Tensor
+    flagged_R: Tensor
+    kin_RC: Tensor | None = None
+    target_RC: Tensor | None = None
+    mass_R: Tensor | None = None
+    pull_R: Tensor | None = None
+    kin_lse_R: Tensor | None = None
+    cut_R: Tensor | None = None
+
+
+def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False) -> Weighed:
+    """Similarities → selection → weights and targets → softmax. May overwrite `sim_RC`.
+
+    Args:
+        sim_RC: similarities, `LEFT_OUT` at the anchor's own.
+        negatives_R: (R,) how many others there are.
+        temperature: t, also without dimensions, or (R,) of each row.
+        judged: whether `kin_RC` is wanted.
+    """
+    t = temperature.unsqueeze(1) if isinstance(temperature, Tensor) and temperature.ndim else temperature
+    kin_RC, drop_RC = select(sim_RC, roles)
+    weight_R = negatives_R.to(sim_RC.dtype)
+    if drop_RC is not None:
+        weight_R = weight_R - drop_RC.sum(1)
+        sim_RC = plus(sim_RC, drop_RC, LEFT_OUT)
+    if kin_RC is None:
+        share_RC, lse_R = shares(divided(sim_RC, t), weight_R)
+        return Weighed(share_RC, lse_R, weight_R, torch.zeros_like(weight_R))
+    assert roles.kin is not None
+    flagged_R, cut_R, removes = kin_RC.sum(1), None, policy.removes(roles.kin.graded)
+    if removes:
+        kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
+    target_RC = mass_R = pull_R = kin_lse_R = None
+    if policy.action == "attract":
+        target_RC = kin_RC * roles.kin.degree(sim_RC) if roles.kin.graded else kin_RC
+        mass_R = target_RC.sum(1) if roles.kin.graded else flagged_R
+        pull_R = (sim_RC * target_RC).sum(1)
+        if policy.pools_kin:
+            pooled_RC = torch.where(target_RC > 0, sim_RC / t + target_RC.log(), LEFT_OUT)
+            share_RC, kin_lse_R = shares(pooled_RC, mass_R)
+            target_RC = share_RC * (mass_R > 0).unsqueeze(1)
+    if removes:
+        weight_R, logit_RC = weight_R - flagged_R, divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
+    elif policy.action == "attract":
+        logit_RC = divided(sim_RC, t)
+    elif roles.kin.graded:
+        factor_RC = 1 - roles.kin.degree(sim_RC)
+        weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
+        logit_RC = plus(divided(sim_RC, t), kin_RC * factor_RC.log().clamp(min=LEFT_OUT), 1.0)
+    else:
+        weight_R = (weight_R - flagged_R) + flagged_R * policy.kin_weight
+        logit_RC = plus(divided(sim_RC, t), kin_RC, math.log(policy.kin_weight))
+    share_RC, lse_R = shares(logit_RC, weight_R)
+    return Weighed(share_RC, lse_R, weight_R, flagged_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
+
+
+def select(sim_RC: Tensor, roles: Roles, drops: bool = True) -> tuple[Tensor | None, Tensor | None]:
+    """(R, C), (R, C) 1 at kin and at what is dropped; nothing is both, and nothing of either is the anchor's own. None: nothing is.
+
+    `drops`: False leaves what is dropped among the candidates."""
+    kin_RC = drop_RC = None
+    if roles.drop is not None and drops:
+        drop = roles.drop
+        if isinstance(drop, Interval) and drop.upper_R is not None:  # the most similar stays
+            drop = Interval(drop.lower_R, torch.minimum(drop.upper_R.to(sim_RC.dtype), sim_RC.amax(1)))
+        drop_RC = drop.mask(sim_RC) * others(sim_RC)
+    if roles.kin is not None:
+        kin_RC = roles.kin.mask(sim_RC)
+        if not isinstance(roles.kin, Interval) or roles.kin.lower_R is None:
+            kin_RC = kin_RC * others(sim_RC)
+        if drop_RC is not None:
+            kin_RC = kin_RC * (1 - drop_RC)
+    return kin_RC, drop_RC
+
+
+def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, min_negatives: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
+    to which they were spared; of equals at that similarity, up to rounding, all are."""
+    lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)
+    if not min_negatives or (sim_RC.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((lacking_R > 0).any())):
+        return kin_RC, flagged_R, None  # on a CPU looking costs nothing, and saves two passes
+    kin_sim_RC = torch.where(kin_RC > 0, sim_RC, torch.inf)
+    number = min(min_negatives, sim_RC.shape[1])
+    if number == 1:
+        cut_R = kin_sim_RC.amin(1)
+    else:
+        least_RK = kin_sim_RC.topk(number, dim=1, largest=False).values
+        cut_R = least_RK.gather(1, (lacking_R.long() - 1).clamp(0, number - 1).unsqueeze(1)).squeeze(1)
+    cut_R = torch.where(lacking_R > 0, cut_R + 8 * torch.finfo(sim_RC.dtype).eps, -torch.inf)
+    kin_RC = kin_RC * greater(sim_RC, cut_R.unsqueeze(1))
+    return kin_RC, kin_RC.sum(1), cut_R
+
+
+def shares(logit_RC: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of each row, and its log-sum-exp: the largest logit less the logarithm of its share, which is at least 1 / C.
+
+    In eager mode this is a third of the time of `logsumexp` and an exponential; a compiler has it in one pass less the other way. A row
+    whose weight is 0 has equal shares, to be multiplied by a derivative of 0, and −inf."""
+    top_R = logit_RC.amax(1)
+    if torch.compiler.is_compiling():
+        exp_RC = (logit_RC - top_R.unsqueeze(1)).exp()
+        sum_R = exp_RC.sum(1)
+        share_RC, lse_R = exp_RC / sum_R.unsqueeze(1), top_R + sum_R.log()
+    else:
+        share_RC = torch.softmax(logit_RC, 1)
+        lse_R = top_R - share_RC.amax(1).log()
+    return share_RC, torch.where(weight_R > 0, lse_R, -torch.inf)
+
+
+def plus(x_RC: Tensor, y_RC: Tensor, factor: float) -> Tensor:
+    """x + factor · y: in place, unless it is compiled, where writing to an argument costs a pass."""
+    return x_RC + factor * y_RC if torch.compiler.is_compiling() else x_RC.add_(y_RC, alpha=factor)
+
+
+def divided(x_RC: Tensor, by: float | Tensor) -> Tensor:
+    """x / by, likewise."""
+    return x_RC / by if torch.compiler.is_compiling() else x_RC.div_(by)
+
+
+def others(sim_RC: Tensor) -> Tensor:
+    """(R, C) 0 where the candidate is the anchor's own, else 1."""
+    return greater(sim_RC, sim_RC.new_full((), -2.0))
+
+
+def greater(one: Tensor, other: Tensor) -> Tensor:
+    """1 where `one` is greater, else 0, as a number."""
+    if torch.compiler.is_compiling():
+        return (one > other).to(one.dtype)
+    shape = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]
+    return torch.gt(one, other, out=torch.empty(shape, dtype=one.dtype, device=one.device))

@@ -1,0 +1,120 @@
+"""On an accelerator no step of any loss, detector and action waits for the device or mixes devices; the values are those of a CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfolk.actions import ACTIONS, Action
+from kinfolk.detectors import FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
+from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SogCLR
+from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+N, B, D = 24, 12, 6
+LABELS = torch.where(torch.arange(N) == 5, -1, torch.arange(N) % 4)
+PAIRS = torch.tensor([[0, 2], [4, 8], [3, 5], [7, 9]])
+
+LOSSES: dict[str, Callable[..., nn.Module]] = {
+    "ntxent": lambda **given: NTXent(temperature=0.3, **given),
+    "local": lambda **given: LocalAggregation(temperature=0.3, **given),
+    "relative": lambda **given: RelativeContrast(temperature=0.3, **given),
+    "sogclr": lambda **given: SogCLR(num_samples=N, temperature=0.3, **given),
+    "clip": lambda **given: CLIPLoss(temperature=0.3, **given),
+    "bimodal": lambda **given: BimodalSogCLR(num_samples=N, temperature=0.3, **given),
+    "fastclip": lambda **given: FastCLIP(num_samples=N, temperature=0.3, **given),
+    "individual": lambda **given: FastCLIP(num_samples=N, temperature=0.3, individual_lr=0.1, **given),
+}
+DETECTORS: dict[str, Callable[[], Detector | None]] = {
+    "none": lambda: None,
+    "oracle": lambda: Oracle(LABELS),
+    "fnc": lambda: FNC(top_k=2),
+    "fnc, all": lambda: FNC(min_similarity=-1.0),
+    "glofnd": lambda: GloFND(N, alpha=0.2),
+    "glofnd, adam": lambda: GloFND(N, alpha=0.2, rule="adam", init="quantile"),
+    "glofnd, shared": lambda: GloFND(N, alpha=0.2, shared=True),
+    "glofnd, late": lambda: StartAt(GloFND(N, alpha=0.2), epoch=1, update_from=0),
+    "ifnd": lambda: IFND(N, num_clusters=(3, 5), schedule="constant"),
+    "ifnd, bank": lambda: IFND(N, num_clusters=(3,), source="bank"),
+    "ring": lambda: Ring(0.3, 0.8),
+    "ring, learned": lambda: Ring(0.3, 0.8, num_samples=N, boundaries="learned"),
+    "ring, clusters": lambda: Ring(0.3, 0.8, num_samples=N, num_clusters=(3, 4)),
+    "ring, drawn": lambda: Ring(0.3, 0.8, draw=3),
+    "cave": lambda: Cave(N, num_clusters=3),
+    "neighbours": lambda: Neighbours(N, num_clusters=4, num_clusterings=2, num_background=9),
+    "hierarchy": lambda: Hierarchy(N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2),
+    "known": lambda: Known(N, PAIRS),
+}
+
+
+def made(loss: str, detector: str, action: Action) -> Any:
+    torch.manual_seed(0)
+    found = DETECTORS[detector]()
+    if found is not None and found.due(0) and not found.collects:
+        found.refresh(torch.nn.functional.normalize(torch.randn(N, D, generator=torch.Generator().manual_seed(3)), dim=1), 0.5)
+    loss_fn: Any = LOSSES[loss](detector=found, action=action)
+    loss_fn.watch(LABELS)
+    return loss_fn
+
+
+def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(step)
+    one, other = torch.randn(2, B, D, generator=g)
+    return one, other, torch.randperm(N, generator=g)[:B]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_step_waits_for_nothing(loss: str, detector: str, action: Action) -> None:
+    if detector == "none" and action != "eliminate":
+        pytest.skip("nothing is kin")
+    here = made(loss, detector, action)
+    with pretended():
+        there = copy.deepcopy(here).to("cuda")
+    for step in range(2):
+        *views, ids = batch(step)
+        views = [view.requires_grad_() for view in views]
+        torch.manual_seed(step)
+        expected = here(*views, ids)
+        expected.backward()
+        with pretended():
+            moved = [on_device(view, requires_grad=True) for view in views]
+            moved_ids = on_device(ids)
+            LOG.reset()
+            torch.manual_seed(step)
+            found = there(*moved, moved_ids)
+            found.backward()
+            waits = {what: number for what, number in LOG.waits.items() if "hierarchy" not in what and "clustering" not in what}
+            assert not waits or detector == "hierarchy", waits  # its online clustering depends on values
+        if detector == "ring, drawn":
+            continue  # another device draws others
+        torch.testing.assert_close(found.held, expected, rtol=1e-5, atol=1e-6)
+        for view, other in zip(views, moved, strict=True):
+            assert isinstance(other.grad, OnDevice)
+            torch.testing.assert_close(other.grad.held, view.grad, rtol=1e-4, atol=1e-6)
+    counts = [one.stats.counts() for one in (here, there)]
+    if detector != "ring, drawn":
+        assert isinstance(counts[1], OnDevice)
+        torch.testing.assert_close(counts[1].held[:5], counts[0][:5])
+
+
+def test_a_broken_step_leaves_no_trace() -> None:
+    """The device keeps what was there, without being asked whether the loss is finite."""
+    loss_fn = made("sogclr", "glofnd", "eliminate")
+    with pretended():
+        loss_fn.to("cuda")
+        one, other, ids = (on_device(x) for x in batch(0))
+        loss_fn(one, other, ids)
+        before = {name: value.held.clone() for name, value in loss_fn.state_dict().items() if isinstance(value, OnDevice)}
+        LOG.reset()
+        loss_fn(one * torch.nan, other, ids)
+        assert not LOG.waits
+        after = loss_fn.state_dict()
+    assert before
+    assert all(torch.equal(value, after[name].held) for name, value in before.items())
