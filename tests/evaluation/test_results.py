@@ -23,8 +23,9 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert path == tmp_path / "eval" / "linear.json"
     assert read_results(tmp_path) == {
         "knn": {"protocol": "knn", "accuracy": 0.5, "k": 20},
-        "linear": {"protocol": "linear", "accuracy": 0.75, "strength": 0.1, "held_out": {"0.1": 0.7, "0.01": 0.6}, "converged": True},
-    }
+        "linear": {"protocol": "linear", "accuracy": 0.75, "strength": 0.1, "held_out": {"0.1": 0.7, "0.01": 0.6}, "converged": True,
+                   "top5": None},
+    }  # fmt: skip
     write_result(tmp_path, "knn", {"accuracy": 0.25})
     assert read_results(tmp_path)["knn"] == {"protocol": "knn", "accuracy": 0.25}
 

@@ -158,7 +158,7 @@ def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeyp
     monkeypatch.setattr(GloFND, "hear", lambda self, name, value: events.append((name, value)))
     monkeypatch.setattr(keeper.Keeper, "_save", saved)
     run = train(**training(tmp_path / "run", settings={"knn.every": 2}))
-    knn = [row["knn"] for row in run.epochs() if "knn" in row]
+    knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
 
 

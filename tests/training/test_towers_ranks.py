@@ -66,7 +66,6 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     one, two = (run_in(data, tmp_path / str(ranks), ranks) for ranks in (1, 2))
     losses = [[row["loss"] for row in run.epochs()] for run in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[0][2] < losses[0][0]
     states = [read_state(run.path / "towers.safetensors") for run in (one, two)]
     for name, value in states[0].items():
         torch.testing.assert_close(value, states[1][name], rtol=1e-3, atol=1e-4)

@@ -78,7 +78,7 @@ def embed(
     ids = torch.arange(len(data)) if ids is None else ids.cpu()
     if len(ids) == 0:
         raise KinfolkError("There are no samples to embed.")
-    forward = _forward(model, projected)
+    forward = embedding(model, projected)
     if device is None:
         device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     else:
@@ -111,7 +111,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
             part.training = training
 
 
-def _forward(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
+def embedding(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
+    """What embeds a batch of images: a framework's projected embeddings or its features, or the bare encoder itself."""
     # Some networks (VGG) have a submodule called `features`; only a model with both methods is a framework.
     if isinstance(model, Projecting) and not isinstance(model.features, nn.Module):
         return model.embed if projected else model.features

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
+from kinfolk.objectives.base import unit
 from kinfolk.stats import Stats
 from kinfolk.stores.exact import OnHost
 
@@ -69,7 +69,7 @@ class Framework(OnHost, ABC):
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, D) the unit-norm embedding that is contrasted."""
-        return F.normalize(self.head(self.features(images)), dim=-1)
+        return unit(self.head(self.features(images)))
 
     def after_step(self) -> None:
         """Called after every optimiser step: momentum encoders and the like. Default: nothing."""

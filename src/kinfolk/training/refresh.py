@@ -15,8 +15,9 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.data.images import ImageData
 from kinfolk.data.views import Views
-from kinfolk.evaluation.embed import Tracker, embed, evaluating
+from kinfolk.evaluation.embed import Tracker, embed, embedding, evaluating
 from kinfolk.evaluation.embed_parts import embed_in_parts, share_statistics
+from kinfolk.frameworks import Framework
 from kinfolk.stores.collected import Collected
 from kinfolk.training.module import TrainingModule
 
@@ -52,13 +53,14 @@ class Refresh(pl.Callback):
         """Embeds the batch of a streamed epoch that a refresh will follow."""
         assert isinstance(module, TrainingModule)
         framework, coming = module.framework, trainer.current_epoch + 1
-        if self.data.stream is None or framework.collects or coming >= self.epochs or not framework.due(coming):
+        wanted = framework.due(coming) if coming < self.epochs else _finishes(framework)
+        if self.data.stream is None or framework.collects or not wanted:
             return
         device, projected = module.device, framework.space == "projected"
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
             views = self.views.evaluate(batch["pixels"], batch["aspect"])
             with torch.autocast(device.type, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-                z = framework.embed(views) if projected else framework.features(views)
+                z = embedding(framework.refresh_model, projected)(views)
         ids, z = distributed.joined(batch["ids"].to(device), z.float())
         if self.collected is None:
             self.collected = Collected(self.data.num_train)
@@ -83,7 +85,7 @@ class Refresh(pl.Callback):
         """After the last epoch, before the journal's line and the checkpoint: what describes the encoder describes the finished one."""
         assert isinstance(module, TrainingModule)
         framework = module.framework
-        if trainer.current_epoch + 1 < self.epochs or not any(detector.refreshed_at_end for detector in framework.detectors):
+        if trainer.current_epoch + 1 < self.epochs or not _finishes(framework):
             return
         start = time.perf_counter()
         framework.finish(self._features(module))
@@ -131,6 +133,17 @@ class Refresh(pl.Callback):
         if len(left_out):
             share_statistics(module.framework)
             features[left_out] = embed(
-                module.framework, self.data, self.views, left_out, device=module.device, autocast=self.autocast, projected=projected
+                module.framework.refresh_model,
+                self.data,
+                self.views,
+                left_out,
+                device=module.device,
+                autocast=self.autocast,
+                projected=projected,
             )
         return features
+
+
+def _finishes(framework: Framework) -> bool:
+    """Whether all samples are looked at once more after the last epoch."""
+    return any(detector.refreshed_at_end for detector in framework.detectors)
