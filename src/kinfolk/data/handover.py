@@ -27,8 +27,8 @@ def hand_over(data: ImageData, note: Path) -> None:
         return
     places = {"folder": str(data.folder), "samples": str(data.samples.file), "rows": None, "digest": None}
     if data.rows is not None:
-        rows, file = data.rows.numpy(), data.samples.file.with_suffix(".npy")
-        write_atomically(file, lambda opened: np.save(opened, rows))
+        rows, file = data.rows.numpy().astype("<i8"), data.samples.file.with_suffix(".i8")
+        write_atomically(file, lambda opened: opened.write(rows.tobytes()))
         places |= {"rows": str(file), "digest": _digest(rows)}
     write_sealed_text(note, json.dumps(places))
 
@@ -38,7 +38,7 @@ def take_over(note: Path) -> ImageData | None:
     try:
         places = json.loads(read_sealed_text(note))
         found = map_cache(Path(places["folder"]))
-        rows = None if places["rows"] is None else np.load(places["rows"])
+        rows = None if places["rows"] is None else np.fromfile(places["rows"], dtype="<i8")
         samples = Samples.open(places["samples"])
     except (OSError, ValueError, KeyError, TypeError, KinfolkError):
         return None
