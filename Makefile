@@ -1,5 +1,5 @@
 # make demo   trains, evaluates and reports on the bundled digits
-# make test   runs the tests; make check the formatter, linter and type checker
+# make test   runs the tests; make check the formatter, linter and type checker; make faults injects faults for ten minutes
 # Every target sets up what it needs. Wants only Python 3.10 or later and make; choose an interpreter with `make PYTHON=...`.
 
 VENV := .venv
@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-peers/.installed
 RUN := runs/demo
 BENCHMARKS := import_time overhead thresholds queues clustering rcl audit
-SIDE_BY_SIDE := views losses bimodal
+SIDE_BY_SIDE := views losses bimodal loader
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install demo test check format bench docs clean
+.PHONY: install demo test faults check format bench docs clean
 
 install: $(STAMP)
 
@@ -40,6 +40,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# Kills, flipped bits, hostile files, full disks, lost ranks: about ten minutes, never the same twice; the seed is printed.
+faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.campaign $(FAULTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

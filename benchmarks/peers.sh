@@ -13,6 +13,6 @@ pip() { "$env/bin/python" -m pip --quiet --disable-pip-version-check install --c
 
 pip --editable .
 pip --no-deps torchvision==0.28.0 || echo "peers: torchvision could not be installed; lightly, timm and open_clip will be skipped" >&2
-for peer in kornia pytorch-metric-learning lightly timm open_clip_torch; do
+for peer in kornia pytorch-metric-learning lightly timm open_clip_torch webdataset; do
     pip "$peer" || echo "peers: $peer could not be installed and will be skipped" >&2
 done

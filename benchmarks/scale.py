@@ -1,6 +1,7 @@
 """What every store holds, and what crosses ranks, by arithmetic: the tables of docs/scale.md. A test compares them with the real stores.
 
-    .venv/bin/python benchmarks/scale.py
+    .venv/bin/python benchmarks/scale.py            # the computed tables
+    .venv/bin/python benchmarks/scale.py measure    # what can be measured: memory and time at 10⁵, 10⁶ and 10⁷ samples, start-up, GradCache
 
 Key: N samples of the data set, B of a step on all ranks together, D embedding, L levels of clusters, K clusters in all of them, H levels
 of a hierarchy, Q places of a queue, P known pairs, each counted in both directions.
@@ -8,16 +9,27 @@ of a hierarchy, Q places of a queue, P known pairs, each counted in both directi
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from kinfolk.data.samples import Samples
+
 D, L, H, Q = 128, 3, 3, 65_536
 B = 4096
 SIZES = (10**6, 10**8, 10**10)
+MEASURED = (10**5, 10**6, 10**7)
 PAIRS = 20
 """Known pairs a sample: ten listed, in both directions."""
 
@@ -140,5 +152,235 @@ def main() -> None:
         print(f"| {part.name} | {part.of} | {part.formula} | {' | '.join(size(part.bytes(N)) for N in SIZES)} |")
 
 
+def resident() -> dict[str, int]:
+    """Bytes of this process that no other has (RssAnon) and that are mapped from files, which others share (RssFile), from Linux."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(lines[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
+
+
+def sample_list(N: int) -> Samples:
+    """A table as of ImageNet's files, made without a Python object for each sample."""
+    import numpy as np
+    import pyarrow as pa
+
+    from kinfolk.data.samples import Samples
+    from kinfolk.data.text_column import TextColumn
+
+    parts = [
+        pa.array([f"train/n{row // 1300:08d}/n{row // 1300:08d}_{row % 1300:05d}.JPEG" for row in range(start, min(start + 100_000, N))])
+        for start in range(0, N, 100_000)
+    ]
+    digests = pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), N, [None, pa.py_buffer(np.arange(N).tobytes())])
+    return Samples(
+        ids=np.arange(N),
+        keys=TextColumn(pa.concat_arrays(parts)),
+        widths=np.full(N, 500),
+        heights=np.full(N, 375),
+        labels=np.arange(N) // 1300,
+        classes=None,
+        splits=TextColumn(pa.DictionaryArray.from_arrays(pa.array(np.zeros(N, dtype=np.int8)), pa.array(["train"]))),
+        sizes_bytes=np.full(N, 110_000),
+        modified_ns=np.full(N, 1_700_000_000_000_000_000),
+        digests=TextColumn(digests),
+    )
+
+
+def open_list(file: str) -> dict[str, int]:
+    """In a process of its own: what mapping the list, and reading all of it, adds to the process."""
+    import numpy as np
+
+    from kinfolk.data.samples import Samples
+    from kinfolk.data.text_column import TextColumn
+
+    with tempfile.TemporaryDirectory() as folder:  # what the libraries load when they are first used is not of the list
+        assert sample_list(1000).mapped(folder)[999].key
+    before = resident()
+    start = time.perf_counter()
+    samples = Samples.open(file)
+    seconds = time.perf_counter() - start
+    opened = resident()
+    for numbers in (samples.widths, samples.heights, samples.sizes_bytes, samples.modified_ns, samples.ids):
+        np.asarray(numbers).sum()
+    for column in (samples.keys, samples.splits, samples.digests):
+        assert isinstance(column, TextColumn)
+        _ = [buffer is None or np.frombuffer(buffer, dtype=np.uint8).max() for buffer in column.array.buffers()]
+    assert samples[len(samples) - 1].key
+    read = resident()
+    return {
+        "private": opened["RssAnon"] - before["RssAnon"],
+        "private_read": read["RssAnon"] - before["RssAnon"],
+        "shared": read["RssFile"] - before["RssFile"],
+        "microseconds": round(seconds * 1e6),
+    }
+
+
+def child(*arguments: str) -> Any:
+    """In a process that gives freed memory back at once, so that what is resident is what is held."""
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    out = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True, env={**os.environ, **malloc})
+    return json.loads(out.stdout)
+
+
+def measure_lists(sizes: tuple[int, ...]) -> None:
+    print("| samples | file, bytes a sample | mapped by a process, shared | of its own | opened in |\n|---|---|---|---|---|")
+    for N in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            file = sample_list(N).mapped(folder).file
+            assert file is not None
+            found = child("list", str(file))
+            print(
+                f"| {N:,} | {file.stat().st_size / N:.1f} | {found['shared'] / N:.1f} | {found['private_read'] / N:.1f} "
+                f"| {found['microseconds'] / 1000:.1f} ms |"
+            )
+
+
+def store_memory(name: str, N: int) -> dict[str, int]:
+    """In a process of its own: what a store adds to the process once all of it was written to."""
+    made = next(store for store in held() if store.name == name)
+    made.make(1000)
+    before = resident()["RssAnon"]
+    store = made.make(N)
+    for buffer in store.buffers():
+        buffer.copy_(buffer.clone())
+    return {"bytes": resident()["RssAnon"] - before}
+
+
+def measure_stores(sizes: tuple[int, ...], most: int) -> None:
+    print(f"\n| store | computed, bytes a sample | {' | '.join(f'measured, N = {N:,}' for N in sizes)} |\n|---|---|{'---|' * len(sizes)}")
+    for store in held():
+        if store.formula in ("20", "(4·D + 8)·Q"):
+            continue
+        found = [f"{child('store', store.name, str(N))['bytes'] / N:.1f}" if store.bytes(N) < most else "not run" for N in sizes]
+        print(f"| {store.name} of {store.of} | {store.bytes(10**6) / 10**6:.1f} | {' | '.join(found)} |")
+
+
+def measure_step(sizes: tuple[int, ...]) -> None:
+    """Loss, gradient with respect to the embeddings, and state of `sogclr+glofnd`: all of a step that might depend on N."""
+    import torch
+
+    import kinfolk as kf
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from timing import interleaved, median
+
+    torch.set_num_threads(1)
+    batch = 256
+    z1, z2 = (torch.randn(batch, D, requires_grad=True) for _ in range(2))
+
+    def step(N: int) -> Callable[[], None]:
+        loss, draw = kf.SogCLR(N, 0.1, detector=kf.GloFND(N, 0.01)), torch.Generator().manual_seed(0)
+
+        def run() -> None:
+            loss(z1, z2, torch.randint(N, (batch,), generator=draw)).backward()
+
+        return run
+
+    times = interleaved({f"{N:,}": step(N) for N in sizes}, repetitions=15, seconds=0.1)
+    first = times[f"{sizes[0]:,}"]
+    print(f"\n| samples | step without encoder, batch {batch} | of that at {sizes[0]:,} |\n|---|---|---|")
+    for name, taken in times.items():
+        ratio = median([a / b for a, b in zip(taken, first, strict=True)])
+        print(f"| {name} | {1000 * median(taken):.2f} ms | {ratio:.2f} |")
+
+
+def measure_start(files: int) -> None:
+    """A folder of many files (hard links to a few): its listing, and its start with the index that the first has left."""
+    import io
+
+    from PIL import Image
+
+    from kinfolk.data.folder import open_folder
+    from kinfolk.data.stream import StreamSource
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    with tempfile.TemporaryDirectory() as folder:
+        root, image = Path(folder) / "files", Path(folder) / "image"
+        for number in range(files):
+            if number % 50_000 == 0:
+                image = Path(folder) / f"image{number}"
+                image.write_bytes(buffer.getvalue())
+            if number % 1000 == 0:
+                (root / "train" / f"n{number // 1000:08d}").mkdir(parents=True)
+            os.link(image, root / "train" / f"n{number // 1000:08d}" / f"{number:09d}.jpg")
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            found = len(StreamSource(root, Path(folder) / "index", labels_from_folders=True).samples)
+            times.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        open_folder(root, labels_from_folders=True)
+        listed = time.perf_counter() - start
+    print(f"\n{found:,} files in {files // 1000:,} folders: index made in {times[0]:.1f} s, mapped by a later start in {times[1]:.3f} s")
+    print(f"listing alone, which the cached mode does at each start: {listed:.1f} s")
+
+
+def grad_cache_step(batch: int, chunks: int) -> dict[str, float]:
+    """In a process of its own: seconds and memory of a step of `simclr+glofnd` on a small convolutional network."""
+    import torch
+
+    from kinfolk.frameworks.method import Context, build, parse
+    from kinfolk.models import build_encoder, projection_head
+    from kinfolk.training.grad_cache import encoders_of, in_chunks
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet10", stem="cifar", width=8)
+    head = projection_head(encoder.output_size, 64, 64)
+    framework = build(parse("simclr+glofnd"), encoder, head, Context(10_000), {}, {"alpha": 0.01})
+    framework.set_progress(5, 10)
+    views, ids = torch.randn(2, batch, 3, 32, 32), torch.arange(batch)
+    before = resident()["RssAnon"]
+    Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is forgotten
+    start = time.process_time()
+    with in_chunks(encoders_of(framework), chunks):
+        loss = framework(views, ids)
+    loss.backward()
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    peak = int(lines["VmHWM"].split()[0]) * 1024 - resident()["RssFile"]
+    return {"seconds": time.process_time() - start, "peak": peak - before, "loss": float(loss)}
+
+
+def measure_grad_cache(batch: int, chunk: int) -> None:
+    found = {
+        f"{chunk}, whole": child("grad-cache", str(chunk), "1"),
+        f"{batch:,}, whole": child("grad-cache", str(batch), "1"),
+        f"{batch:,} in chunks of {chunk}": child("grad-cache", str(batch), str(batch // chunk)),
+    }
+    print("\n| batch | processor time | memory of the step, at most |\n|---|---|---|")
+    for name, each in found.items():
+        print(f"| {name} | {each['seconds']:.1f} s | {each['peak'] / 1e6:.0f} MB |")
+    cost = found[f"{batch:,} in chunks of {chunk}"]["seconds"] / found[f"{batch:,}, whole"]["seconds"]
+    print(f"cost of the second forward pass: {cost:.2f} times the step of the whole batch")
+
+
+def measure(sizes: tuple[int, ...], most: int, files: int) -> None:
+    measure_lists(sizes)
+    measure_stores(sizes, most)
+    measure_step(sizes)
+    measure_start(files)
+    measure_grad_cache(4096, 256)
+
+
+def command() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="?", default="tables", choices=["tables", "measure", "list", "store", "grad-cache"])
+    parser.add_argument("values", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--files", type=int, default=10**6, help="of the folder whose start is timed")
+    parser.add_argument("--most", type=float, default=1e9, help="stores above so many bytes are not made")
+    parser.add_argument("--largest", type=int, default=MEASURED[-1], help="samples of the largest list and store")
+    chosen = parser.parse_args()
+    if chosen.what == "tables":
+        main()
+    elif chosen.what == "measure":
+        measure(tuple(N for N in MEASURED if chosen.largest >= N), int(chosen.most), chosen.files)
+    elif chosen.what == "list":
+        print(json.dumps(open_list(chosen.values[0])))
+    elif chosen.what == "store":
+        print(json.dumps(store_memory(chosen.values[0], int(chosen.values[1]))))
+    else:
+        print(json.dumps(grad_cache_step(*map(int, chosen.values))))
+
+
 if __name__ == "__main__":
-    main()
+    command()

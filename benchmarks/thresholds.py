@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/thresholds.py --features    GloFND's rules and starts, and FNC's batch thresholds
 
 **The grid.** Normal similarities of 16 to 256 samples; each sample has its own mean (± half a standard deviation) and its own standard
-deviation (± 20 %), 30 visits, start "quantile". `batch`, `queue`: 511, 4,096 and 65,536 candidates, others at each visit. `bank`: 4,096
-candidates that stay the same, seen through view noise of a tenth of the standard deviation; with αn below 1 a sample's own share can
-only be 0 or more than α there. `rotating`: the samples' own means and standard deviations, and the similarities of a bank, turn by 22.5°
+deviation (± 30 %), 30 visits, start "quantile". `batch`, `queue`: 511, 4,096 and 65,536 candidates, others at each visit. `bank`: 4,096
+and 65,536 candidates that stay the same, seen through view noise of a tenth of the standard deviation.
+`rotating`: the samples' own means and standard deviations, and the similarities of a bank, turn by 45°
 over the visits. `jump`: at the 16th visit all similarities jump by ± 0.5. Each line is the worst over the means
 (0 to 0.97) and standard deviations (0.005 to 0.3) for which similarities stay within [−1, 1]:
 
@@ -169,6 +169,7 @@ SOURCES = (
     Source("queue", 64, 4096, False),
     Source("queue", 32, 65536, False),
     Source("bank", 64, 4096, True),
+    Source("bank", 32, 65536, True),
 )
 
 
@@ -201,7 +202,7 @@ class Similarities:
     def own(self, visit: int) -> tuple[Tensor, Tensor]:
         """(b, 1), (b, 1) mean and standard deviation of each sample."""
         mean = self.mean + 0.5 * self.spread * self._turned(self.offset, visit).clamp(-2, 2)
-        return mean.unsqueeze(1), (self.spread * (0.2 * self._turned(self.stretch, visit).clamp(-2, 2)).exp()).unsqueeze(1)
+        return mean.unsqueeze(1), (self.spread * (0.3 * self._turned(self.stretch, visit).clamp(-2, 2)).exp()).unsqueeze(1)
 
     def at(self, visit: int) -> Tensor:
         mean, spread = self.own(visit)
@@ -250,7 +251,7 @@ def grid() -> None:
     for source in SOURCES:
         for motion, turning, jump in (
             ("frozen", 0.0, 0.0),
-            ("rotating", math.pi / 8, 0.0),
+            ("rotating", math.pi / 4, 0.0),
             ("jump +0.5", 0.0, 0.5),
             ("jump −0.5", 0.0, -0.5),
         ):

@@ -22,6 +22,12 @@ def require_integers(name: str, given: Tensor) -> None:
         raise ValueError(f"`{name}` (={given.dtype}) must be whole numbers: give an integer tensor")
 
 
+def integer_ids(ids: Tensor, device: torch.device) -> Tensor:
+    """The sample ids as int64 on a device; refuses what is not an integer tensor."""
+    require_integers("ids", ids)
+    return ids.to(device, torch.int64)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Anchors, the candidates each of them is compared with, and the anchors' own positives.

@@ -12,7 +12,7 @@ from kinfolk.clustering.looked import Level, looked_at
 from kinfolk.clustering.merge import components, merged
 from kinfolk.clustering.propagation import TEMPERATURE, possibility, propagate
 from kinfolk.clustering.rings import Rings
-from kinfolk.clustering.split import split
+from kinfolk.clustering.split import peaks, split
 from tests.reference import hierarchy as slow
 
 
@@ -94,3 +94,13 @@ def test_of_a_large_cluster_the_touched_units_are_looked_at_first() -> None:
     assert set(unit[1].tolist()) == set(range(12, 20))
     unit, valid, rest = looked_at(level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 2)
     assert unit[0].tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_rounding_does_not_decide_which_of_two_units_is_the_prototype(place: int) -> None:
+    sim = torch.tensor([[[1.0, 0.5], [0.5, 1.0]]], dtype=torch.float64)
+    sim[0, place, place] -= 1e-15
+    sim[0, place, 1 - place] -= 1e-15
+    prototypes, known = peaks(sim, torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, dtype=torch.bool), parts=3)
+    assert prototypes[0, :2].tolist() == [0, 1]
+    assert known[0].tolist() == [True, True, False]

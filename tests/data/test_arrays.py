@@ -173,7 +173,7 @@ def test_npz_without_images(tmp_path: Path) -> None:
     [
         ([1, 2], r"5 images but labels of the shape \(2,\)"),
         (np.eye(5), r"labels of the shape \(5, 5\)"),
-        ([0, 1, 2, 3, -2], "label -2; labels must be 0 or more, or -1"),
+        ([0, 1, 2, 3, -2], "label -2; labels must be 0 … 2147483647, or -1"),
     ],
 )
 def test_wrong_labels(labels: Any, match: str) -> None:

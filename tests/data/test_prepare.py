@@ -21,6 +21,7 @@ from PIL import Image
 
 from kinfolk.data import prepare as prepare_module
 from kinfolk.data import workers
+from kinfolk.data.handover import hand_over, take_over
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, UsageError
@@ -274,7 +275,7 @@ def test_an_interrupted_pass_leaves_nothing(small: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(prepare_module, "_read_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         cached(small, tmp_path / "cache")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {"writer.lock"}
 
 
 def test_a_full_disk_is_a_clear_error(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,3 +334,45 @@ def test_pixel_cap_reaches_workers(folder: Path) -> None:
     assert sum("above the cap" in reason for _, reason in data.quarantine) == 40
     array = prepare(open_source(np.zeros((2, 70, 70, 3), np.uint8)), image_size=16, pixel_cap=70 * 70)
     assert len(array) == 2
+
+
+def test_processes_that_prepare_one_cache_have_one_writer(small: Path, tmp_path: Path) -> None:
+    """Four processes at once, the first of which is slow: it decodes, the others wait and map."""
+    code = f"""
+import sys, time
+from pathlib import Path
+from kinfolk.data import prepare as module
+from kinfolk.data.sources import open_source
+original = module._read_all
+def counted(*args):
+    print("decodes", flush=True)
+    time.sleep(1)
+    yield from original(*args)
+module._read_all = counted
+data = module.prepare(open_source(Path({str(small)!r})), image_size=8, cache_dir={str(tmp_path / "cache")!r}, shared=True, workers=0)
+print(len(data), data.samples.file.name)
+"""
+    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = [child.communicate()[0].split() for child in children]
+    assert sum("decodes" in answer for answer in answers) == 1
+    assert len({tuple(answer[-2:]) for answer in answers}) == 1
+    assert len(list((tmp_path / "cache").rglob("*.u8"))) == 1
+
+
+def test_data_is_handed_over_without_the_source(small: Path, tmp_path: Path) -> None:
+    data, note = cached(small, tmp_path / "cache"), tmp_path / "note.json"
+    hand_over(data, note)
+    other = take_over(note)
+    assert other is not None
+    assert torch.equal(pixels(other), pixels(data))
+    assert list(other.samples) == list(data.samples)
+    shared = ImageData(data.samples, data._cache, torch.arange(len(data)) // 2, [])
+    shared.folder = data.folder
+    hand_over(shared, note)
+    again = take_over(note)
+    assert again is not None
+    assert torch.equal(pixels(again), pixels(shared))
+    next((tmp_path / "cache").rglob("*.u8")).unlink()
+    assert take_over(note) is None
+    hand_over(prepare(open_source(small), image_size=8), note)
+    assert not note.exists()

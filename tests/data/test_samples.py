@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,7 +70,7 @@ def test_parquet_columns(tmp_path: Path) -> None:
 def test_not_a_table_of_samples(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"no")
     for path in (tmp_path / "a", tmp_path / "missing"):
-        with pytest.raises(KinfolkError, match="not a readable table of samples"):
+        with pytest.raises(KinfolkError, match=r"not a readable table of samples|there is no table of samples"):
             Samples.read(path)
 
 
@@ -106,3 +107,61 @@ def test_added() -> None:
 def test_the_first_of_several_is_named() -> None:
     now = samples(digests=["00", "01", "02", "xx"], sizes_bytes=np.array([3112, 200, 301, 400]))
     assert samples().first_difference(now) == "sample 2 (<c>.png) was 300 bytes, is now 301"
+
+
+@pytest.mark.parametrize("changes", [{}, {"labels": None, "classes": None, "captions": None, "groups": None}])
+def test_packed_and_mapped_tables_are_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
+    before = samples(**changes)
+    for after in (before.packed(), before.mapped(tmp_path), Samples.open(next(tmp_path.glob("*.arrow")))):
+        assert list(after) == list(before)
+        assert after.classes == before.classes
+        assert before.first_difference(after) is None
+        assert after.first_difference(before) is None
+        assert after.num_train == 2
+        assert list(after.of("test")) == list(before.of("test"))
+    before.mapped(tmp_path)
+    assert len(list(tmp_path.glob("*.arrow"))) == 1, "the file is named by its content"
+    replace(before, classes=["cat", "other"]).mapped(tmp_path)
+    assert len(list(tmp_path.glob("*.arrow"))) == 2
+
+
+def many(number: int) -> Samples:
+    return Samples(
+        ids=np.arange(number),
+        keys=[f"train/n{row // 1000:08d}/n{row // 1000:08d}_{row % 1000:05d}.JPEG" for row in range(number)],
+        widths=np.full(number, 500),
+        heights=np.full(number, 375),
+        labels=np.arange(number) // 1000,
+        classes=None,
+        splits=["train"] * number,
+        sizes_bytes=np.full(number, 110_000),
+        modified_ns=np.full(number, 1_700_000_000_000_000_000),
+        digests=[f"{row:016x}" for row in range(number)],
+    )
+
+
+def test_at_most_100_bytes_a_sample_and_none_of_them_private(tmp_path: Path) -> None:
+    mapped = many(3000).mapped(tmp_path)
+    assert mapped.file is not None
+    assert mapped.file.stat().st_size / 3000 < 100
+    assert not mapped.widths.flags.owndata
+    table = pa.ipc.open_file(pa.memory_map(str(mapped.file))).read_all()
+    assert table.nbytes / 3000 < 100
+    allocated = pa.total_allocated_bytes()
+    again = Samples.open(mapped.file)
+    assert pa.total_allocated_bytes() - allocated < 10_000
+    assert again[2999].key.endswith("_00999.JPEG")
+
+
+def test_a_cut_file_is_named(tmp_path: Path) -> None:
+    file = many(100).mapped(tmp_path).file
+    assert file is not None
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(KinfolkError, match=r"samples-.*arrow` is not a readable table"):
+        Samples.open(file)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is no folder"):
+        many(10).mapped(tmp_path / "file")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kinfolk.detectors import DETECTORS, FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
+from kinfolk.objectives import NTXent
 
 LABELS, PAIRS, NONE = torch.arange(8) % 2, torch.tensor([[0, 1]]), torch.zeros(0, 2, dtype=torch.int64)
 EPOCHS = 20
@@ -18,6 +19,7 @@ SILENT: list[tuple[Callable[[], Detector], str]] = [
     (lambda: Hierarchy(8, warmup_epochs=25), r"`warmup_epochs` \(=25\)"),
     (lambda: Hierarchy(8, level=1), r"`level` \(=1\)"),
     (lambda: GloFND(8, alpha=0.0), r"`alpha` \(=0\)"),
+    (lambda: StartAt(GloFND(8, alpha=0.1), epoch=19), "only in the last of 20 epochs"),
     (lambda: IFND(8, every=20), r"`every` \(=20\)"),
     (lambda: IFND(8, every=200), "no clustering is due in 20 epochs"),
     (lambda: IFND(8, schedule="constant", source="bank", every=20), "no clustering is due"),
@@ -38,6 +40,9 @@ HEARD: list[Callable[[], Detector]] = [
     lambda: StartAt(Hierarchy(8, warmup_epochs=10), epoch=15),
     lambda: Hierarchy(8, warmup_epochs=19),
     lambda: GloFND(8, alpha=0.01),
+    lambda: StartAt(GloFND(8, alpha=0.1), epoch=19, update_from=18),
+    lambda: StartAt(GloFND(8, alpha=0.1, init="quantile"), epoch=19),
+    lambda: StartAt(GloFND(8, alpha=0.1, rule="adam"), epoch=19),
     lambda: IFND(8, every=19),
     lambda: IFND(8, schedule="constant", every=200),
     lambda: IFND(8, schedule="constant", source="bank", every=19),
@@ -68,6 +73,25 @@ def test_one_that_can_flag_says_nothing(make: Callable[[], Detector]) -> None:
     detector = make()
     detector.set_progress(0, EPOCHS)
     assert detector.silent_reason() is None
+
+
+@pytest.mark.parametrize(
+    ("detector", "silent"),
+    [
+        (GloFND(8, alpha=0.5), True),
+        (GloFND(8, alpha=0.5, init="quantile"), False),
+        (GloFND(8, alpha=0.5, shared=True), False),
+    ],
+)
+def test_thresholds_that_only_learn_at_the_first_visit_need_two_epochs(detector: GloFND, silent: bool) -> None:
+    detector.set_progress(0, 1)
+    assert (detector.silent_reason() is not None) is silent
+    z1, z2 = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
+    loss_fn = NTXent(0.5, detector=detector)
+    for ids in torch.split(torch.arange(8), 4):
+        loss_fn(z1[ids], z2[ids], ids)
+    flagged = int(loss_fn.stats.flagged)
+    assert (flagged == 0) is silent
 
 
 def test_every_detector_is_asked() -> None:

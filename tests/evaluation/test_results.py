@@ -44,8 +44,8 @@ def test_a_failed_write_keeps_the_old_result(tmp_path: Path, monkeypatch: pytest
         raise OSError("disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("kinfolk.evaluation.results.os.replace", crash)
-        with pytest.raises(OSError, match="disk full"):
+        patched.setattr("kinfolk.files.os.replace", crash)
+        with pytest.raises(KinfolkError, match="disk full"):
             write_result(tmp_path, "knn", {"accuracy": 0.9})
     assert read_results(tmp_path) == {"knn": {"protocol": "knn", "accuracy": 0.5}}
 

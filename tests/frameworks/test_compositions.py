@@ -218,3 +218,12 @@ def test_a_hierarchy_with_a_late_start_flags_from_the_later_of_both(warmup: int,
     arguments = {"warmup_epochs": warmup, "start_epoch": start, "update_from": update_from}
     epochs = list(life(made("simclr+hierarchy", detector_args=arguments)))
     assert [epoch.flagged > 0 for epoch in epochs] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+def test_ids_that_are_not_integers_are_refused(framework: str, dtype: torch.dtype) -> None:
+    trained = made(framework)
+    texts = {"tokens": torch.randint(4, (4, 5))} if "text" in trained.modalities else {}
+    with pytest.raises(ValueError, match=r"`ids` \(=torch\.\w+\) must be whole numbers"):
+        trained(torch.randn(trained.num_views, 4, 3, 2, 2), torch.arange(4).to(dtype), **texts)

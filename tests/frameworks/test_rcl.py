@@ -312,3 +312,9 @@ def test_detectors_that_collect_get_embeddings_not_predictions(kind: type[NNCLR 
     _, keys = step_of(framework, views)
     framework(views, ids)
     torch.testing.assert_close(seen, [(ids, torch.stack(keys))])
+
+
+def test_one_number_of_clusters_is_that_of_the_only_level() -> None:
+    assert isinstance(clustered(criteria=2, hierarchy="kmeans", num_clusters=7), RCL)
+    with pytest.raises(ValueError, match=r"`num_clusters` \(=\[7\]\) must be one number below \d+ for each of the criteria 2 to 3"):
+        clustered(criteria=3, hierarchy="kmeans", num_clusters=7)

@@ -145,8 +145,8 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     def crash(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("kinfolk.models.weights.os.replace", crash)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("kinfolk.files.os.replace", crash)
+    with pytest.raises(KinfolkError, match=r"model\.safetensors cannot be written: disk full; what was there before is kept"):
         save_encoder(small(), tmp_path)
     loaded, _ = load_encoder(tmp_path)
     assert torch.equal(loaded.state_dict()["conv1.weight"], encoder.state_dict()["conv1.weight"])

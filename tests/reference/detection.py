@@ -74,30 +74,33 @@ class Tracked:
         negatives = [s for s in row if s != -math.inf]
         n = len(negatives)
         mean = sum(negatives) / n
-        spread = math.sqrt(max(0.0, sum((s - mean) ** 2 for s in negatives) / n))
+        below = [(mean - s) ** 2 for s in negatives if s < mean]
+        spread = math.sqrt(sum(below) / max(1, len(below)))
         share = min(0.999, max(alpha, min(0.5, 1 / n)))
         fresh = self.visits == 0
+        rate = spread_rate = 1.0
         if fresh or abs(mean - self.mean) > self.spread * max(0.5, 6 / math.sqrt(n)):
-            rate, self.visits = 1.0, min(self.visits, 2)
+            self.visits = min(self.visits, 2)
         else:
-            rate = max(1 / 8, 1 / (self.visits + 1))
-        self.value += rate * (mean - self.mean)
+            rate, spread_rate = (max(least, 1 / (self.visits + 1)) for least in (1 / 8, min(1 / 8, max(1 / 32, n / 4096))))
+        offset, before = self.value - self.mean, self.spread
         self.mean += rate * (mean - self.mean)
-        self.spread += rate * (spread - self.spread)
+        self.spread += spread_rate * (spread - self.spread)
+        stretch = self.spread / before if before > 0 else 1.0
+        self.value, self.tail = self.mean + offset * stretch, self.tail * stretch
         if fresh:
             to_top = _level(min(0.5, math.exp(-0.5772156649015329) / n)) - _level(share)
             self.tail = self.spread * _excess(share)
-            one, other = max(negatives) - self.spread * to_top, mean + self.spread * _level(share)
-            self.value = (one + other) / 2 + self.tail * math.log(share / alpha)
-        level = self.value + self.tail * ((0.0 if fresh else drift) - math.log(share / alpha))
-        peaks = [s - level for s in negatives if s > level]
-        expected = share * n
-        ratio = len(peaks) / expected
-        trust = expected / (expected + min(16.0, expected * self.visits) + 1)
-        mixed = 1 + trust * (ratio - 1)
+            self.value = max(negatives) - self.spread * to_top + self.tail * math.log(share / alpha)
+        self.used = self.value + self.tail * (0.0 if fresh else drift)
+        peaks = [s - self.used for s in negatives if s > self.used]
+        expected = alpha * n
+        trust = expected / (expected + min(expected * self.visits, 5 * min(1.0, expected)) + min(1.0, expected))
+        change = trust * (len(peaks) / expected - 1)
+        self.value = self.used + max(self.tail, self.spread * _excess(share) / 2) * (change if change < 1 else 1 + math.log(change))
         if peaks:
-            self.tail = ((1 - trust) * self.tail + trust * sum(peaks) / expected) / mixed
-        level += max(self.tail, self.spread * _excess(share) / 2) * math.log(mixed)
-        self.used = level + self.tail * math.log(share / alpha)
-        self.value = self.used - 0.9 * drift * self.tail
+            self.tail = ((1 - trust) * self.tail + trust * sum(peaks) / expected) / (1 + change)
+        if fresh:
+            self.used = self.value
+        self.value -= 0.9 * drift * self.tail
         self.visits += 1

@@ -15,7 +15,7 @@ def density_peaks(centres: list[list[float]], parts: int, rest: bool) -> list[in
     `rest`: the first is the densest, always chosen."""
     n = len(centres)
     sim = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in centres] for x in centres]
-    square = [[max(0.0, 2 - 2 * sim[i][j]) for j in range(n)] for i in range(n)]
+    square = [[2 - 2 * sim[i][j] if 2 - 2 * sim[i][j] > 1e-13 else 0.0 for j in range(n)] for i in range(n)]
     scale = sum(sum(row) for row in square) / max(1, n * (n - 1)) or 1.0
     rho = [sum(math.exp(-square[i][j] / scale) for j in range(n)) for i in range(n)]
     if rest:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import yaml
-from safetensors.numpy import save_file
 from torch import nn
 
 import kinfolk as kf
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
 from kinfolk.data.quarantine import write_quarantine
 from kinfolk.data.samples import Samples
+from kinfolk.files import write_safetensors
 from kinfolk.frameworks import SimCLR
+from kinfolk.training.snapshots import SAMPLES
 
 HOSTILE = [
     "<script>window.hacked=1</script>.png",
@@ -107,7 +110,8 @@ def add_snapshots(run: Path, data: ImageData, *, pseudo: bool = True) -> None:
         arrays: dict[str, np.ndarray[Any, Any]] = {"ids": ids, "embedding": x[ids].astype(np.float16)}
         if pseudo and epoch > 1:
             arrays["pseudo"] = np.where(np.arange(len(ids)) % 12 < epoch, ids % 5, -1)
-        save_file(arrays, run / "snapshots" / f"epoch-{epoch:04d}.safetensors")
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        write_safetensors(run / "snapshots" / f"epoch-{epoch:04d}.safetensors", tensors, {SAMPLES: samples_digest(data.samples)})
 
 
 def make_run(path: Path, *, bare: bool = False, data: ImageData | None = None, config: dict[str, Any] | None = None) -> Path:
@@ -125,7 +129,5 @@ def make_run(path: Path, *, bare: bool = False, data: ImageData | None = None, c
     write_quarantine([("bad/one.jpg", "truncated"), ("bad/two.jpg", "zero bytes"), ("bad/three.jpg", "truncated")], path / "quarantine.csv")
     if data is not None:
         safe = [key.encode("utf-8", "replace").decode() for key in data.samples.keys]
-        data.samples.keys[:], before = safe, list(data.samples.keys)
-        data.samples.to_parquet(path / "samples.parquet")
-        data.samples.keys[:] = before
+        replace(data.samples, keys=safe).to_parquet(path / "samples.parquet")
     return path

@@ -138,7 +138,7 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
         def half(value: Any, file: Any) -> None:
             save(value, file)
             if strike():
-                file.truncate(file.tell() // 2)
+                file.file.truncate(file.file.tell() // 2)
                 os.kill(os.getpid(), number)
 
         checkpoint.torch.save = half  # type: ignore[attr-defined]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.training.checkpoint import AtomicCheckpointIO, read_checkpoint, write_atomically
+from kinfolk.files import write_atomically
+from kinfolk.training.checkpoint import AtomicCheckpointIO, read_checkpoint
 
 CHECKPOINT: dict[str, Any] = {"state_dict": {"w": torch.arange(50_000.0)}, "loops": {}, "kinfolk": {"format": 1}}
 
@@ -30,16 +31,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         file.write(b"half")
         raise OSError("no space left on device")
 
-    with pytest.raises(KinfolkError, match=r"last\.ckpt cannot be written \(no space left on device\)"):
+    with pytest.raises(KinfolkError, match=r"last\.ckpt cannot be written: no space left on device; what was there before is kept"):
         write_atomically(path, half)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    (tmp_path / "last.ckpt.unfinished").symlink_to("/dev/full")
-    with pytest.raises(KinfolkError, match="cannot be written"):
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfolk.files.secrets.token_hex", lambda number: "x")
+    (tmp_path / "last.ckpt.x.unfinished").symlink_to("/dev/full")
+    with pytest.raises(KinfolkError, match="cannot be written: the disk is full; make room"):
         AtomicCheckpointIO().save_checkpoint(CHECKPOINT, tmp_path / "last.ckpt")
     assert not (tmp_path / "last.ckpt").exists()
 
@@ -72,7 +74,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_foreign_and_missing_files(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(KinfolkError, match="not written by kinfolk"):
+    with pytest.raises(KinfolkError, match="was not written by this version of kinfolk"):
         read_checkpoint(tmp_path / "other.ckpt")
     with pytest.raises(KinfolkError, match="there is no checkpoint"):
         read_checkpoint(tmp_path / "none.ckpt")

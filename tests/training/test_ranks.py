@@ -59,12 +59,12 @@ def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.Monke
     word = tmp_path / ".launch"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     with pytest.raises(KinfolkError, match="rank zero has not said"):
-        ranks.wait_for(word, patience=0.2)
+        ranks.wait_for(word, first_sign=0.2)
     ranks.announce(word)
-    ranks.wait_for(word, patience=0.2)
+    ranks.wait_for(word, first_sign=0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(KinfolkError):
-        ranks.wait_for(word, patience=0.2)  # the word of an earlier launch does not count
+        ranks.wait_for(word, first_sign=0.2)  # the word of an earlier launch does not count
 
 
 def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,10 +75,10 @@ def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, mon
         monkeypatch.setenv(name, value)
     ranks.announce(word)
     monkeypatch.setenv("NODE_RANK", "1")
-    ranks.wait_for(word, patience=0.2)
+    ranks.wait_for(word, first_sign=0.2)
     monkeypatch.setenv(ranks.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
     with pytest.raises(KinfolkError):
-        ranks.wait_for(word, patience=0.2)
+        ranks.wait_for(word, first_sign=0.2)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeyp
     events: list[Any] = []
     save = keeper.Keeper._save
 
-    def saved(self: keeper.Keeper, trainer: Any) -> None:
+    def saved(self: keeper.Keeper, *args: Any, **more: Any) -> None:
         events.append("saved")
-        save(self, trainer)
+        save(self, *args, **more)
 
     monkeypatch.setattr(GloFND, "hears", frozenset({"knn"}))
     monkeypatch.setattr(GloFND, "hear", lambda self, name, value: events.append((name, value)))

@@ -42,7 +42,7 @@ def assert_same(run: Run, whole: Run) -> None:
     timing = ("seconds", "refresh_seconds", "images_per_second")
     lines = [[{key: value for key, value in row.items() if key not in timing} for row in each.epochs()] for each in (run, whole)]
     assert lines[0] == lines[1]
-    assert [path.name for path in run.checkpoint.parent.iterdir()] == ["last.ckpt"]
+    assert {path.name for path in run.checkpoint.parent.iterdir()} == {"last.ckpt", "last-1.ckpt"}
     kept = [{path.name: path.read_bytes() for path in each.snapshots.iterdir()} for each in (run, whole)]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 3
@@ -95,7 +95,8 @@ def test_killed_again_and_again(tmp_path: Path, whole: Run) -> None:
 def test_a_training_asked_to_end_saves_within_the_epoch(tmp_path: Path, whole: Run, how: str) -> None:
     out = tmp_path / "run"
     assert run_child(out, f"{how} step 7") == 1
-    assert read_checkpoint(Run(out).checkpoint)["kinfolk"] == {"format": 1, "epoch": 1, "step": 7, "finished": False}
+    state = read_checkpoint(Run(out).checkpoint)["kinfolk"]
+    assert {key: state[key] for key in ("epoch", "step", "finished")} == {"epoch": 1, "step": 7, "finished": False}
     assert_same(train(**training(out, resume=True)), whole)
 
 

@@ -80,7 +80,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path, how: str) -> Non
     kept = [project / "eval" / "mine.txt", project / "download.json.partial", project / "notes.unfinished"]
     for file in kept:
         file.write_text("mine")
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         tiny(folder_of(tmp_path / "pictures"), project, **{how: True})
     assert all(file.read_text() == "mine" for file in kept)
 

@@ -181,7 +181,7 @@ def test_an_existing_run_is_kept_unless_overwritten(pictures: Path, tmp_path: Pa
 
 def test_a_resumed_run_must_be_the_same(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = interrupted(pictures, tmp_path / "run", monkeypatch)
-    for more, key in (({"seed": 9}, "seed"), ({"epochs": 5}, "epochs"), ({"settings": {"optimizer.lr": 0.5}}, "optimizer.lr")):
+    for more, key in (({"seed": 9}, "seed"), ({"batch_size": 16}, "batch_size"), ({"settings": {"optimizer.lr": 0.5}}, "optimizer.lr")):
         with pytest.raises(UsageError, match=rf"`{key}` \(=.*\) was .* when the run began"):
             train(out=run.path, resume=True, progress=False, **more)
     monkeypatch.chdir(tmp_path)
@@ -294,8 +294,10 @@ def test_only_the_buffers_of_norms_are_left_to_ddp() -> None:
 
 
 def test_channels_last_is_left_where_it_crashes() -> None:
-    assert _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(4, 8, 1, stride=2)))
-    assert not _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1, stride=2), torch.nn.Conv2d(3, 8, 3, stride=2)))
+    for channels in (2, 4, 8, 15):
+        assert _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(channels, 8, 1, stride=2)))
+    assert _crashes_channels_last(torch.nn.Conv2d(32, 32, 1, stride=2, groups=4))
+    assert not _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(16, 8, 1, stride=2), torch.nn.Conv2d(3, 8, 3, stride=2)))
 
 
 def test_metrics_are_json(pictures: Path, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ Ints: TypeAlias = NDArray[np.int64]
 FEWEST = 3
 _BLOCK_ELEMENTS = 1 << 22
 """Numbers that are looked at together while the rows are checked."""
+_ORDINARY = (1e-30, 1e30)
+"""Between these one over the norm can be taken in 32 bits."""
 
 
 class Features:
@@ -56,24 +58,27 @@ class Features:
         return self._unit(self.array[ids], self._inverse_N[ids])
 
     def _unit(self, values: NDArray[Any], inverse: NDArray[np.float64]) -> Floats:
-        if values.dtype == np.float64:
+        if values.dtype == np.float64 or not _ORDINARY[0] < inverse.min() <= inverse.max() < _ORDINARY[1]:
             return np.ascontiguousarray(values * inverse[:, None], dtype=np.float32)
         return np.ascontiguousarray(values.astype(np.float32, copy=False) * inverse[:, None].astype(np.float32))
 
     def _checked(self) -> NDArray[np.float64]:
         """(N,) one over the norm of each row; rows without a direction are refused."""
-        norms = np.empty(len(self.array), dtype=np.float64)
+        inverse, scale = np.empty(len(self.array), dtype=np.float64), np.empty(len(self.array), dtype=np.float64)
         rows = max(1, _BLOCK_ELEMENTS // self.dim)
-        for start in range(0, len(norms), rows):
+        for start in range(0, len(inverse), rows):
             block = self.array[start : start + rows].astype(np.float64)
-            norms[start : start + rows] = np.sqrt(np.einsum("ij,ij->i", block, block))
-        bad = np.flatnonzero(~np.isfinite(norms))
+            largest = np.abs(block).max(1)
+            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]  # squares of 1e300 are no numbers any more
+            with np.errstate(divide="ignore", over="ignore"):
+                inverse[start : start + rows] = 1 / np.sqrt(np.einsum("ij,ij->i", block, block)) / largest
+            scale[start : start + rows] = largest
+        bad = np.flatnonzero(~np.isfinite(scale))
         if len(bad):
             raise KinfolkError(f"{self._which(bad)} of {self.name} hold NaN or infinite values; remove or repair them")
-        bad = np.flatnonzero(norms < 1e-30)
+        bad = np.flatnonzero(~np.isfinite(inverse))
         if len(bad):
             raise KinfolkError(f"{self._which(bad)} of {self.name} are all zero and have no direction to compare; remove or repair them")
-        inverse: NDArray[np.float64] = 1 / norms
         return inverse
 
     def _which(self, bad: Ints) -> str:

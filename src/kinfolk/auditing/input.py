@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import zipfile
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import check_safetensors, first_line
 
 SUFFIXES = (".npy", ".npz", ".parquet", ".safetensors")
 KEYS = ("features", "embeddings", "embedding", "x")
@@ -43,10 +45,10 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
         return openers[suffix](path, key)
     except KinfolkError:
         raise
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # readers raise nearly anything on a broken file
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise KinfolkError(f"`{path}` holds Python objects, not numbers, and is not loaded (it could run code)") from error
-        raise KinfolkError(f"`{path}` is not a readable {suffix} file ({' '.join(str(error).split())}); write it again") from error
+        raise KinfolkError(f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again") from error
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
@@ -65,6 +67,11 @@ def _npz(path: Path, key: str | None) -> NDArray[Any]:
             if dtype.hasobject:
                 raise KinfolkError(f"`{path}` holds Python objects, not numbers, and is not loaded (it could run code)")
             order = "F" if fortran else "C"
+            size = math.prod(shape) * dtype.itemsize
+            if any(side < 0 for side in shape) or size != info.file_size - member.tell():
+                raise KinfolkError(
+                    f"`{path}` has {info.file_size - member.tell():,} bytes for an array of the shape {shape}; write it again"
+                )
             if info.compress_type == zipfile.ZIP_STORED:
                 file.seek(info.header_offset + 26)
                 name_and_extra = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
@@ -123,17 +130,22 @@ def _batch(batch: Any, lists: bool, path: Path, start: int) -> NDArray[Any]:
 
 
 def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
+    """Mapped at the place that the header gives, which the safetensors library has checked before."""
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as checked:
+        check_safetensors(path, checked.metadata() or {})
+        names = sorted(checked.keys())
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise KinfolkError(f"`{path}` is not a readable .safetensors file; write it again")
         header: dict[str, Any] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    chosen = header[choose_key(list(header), key, path)]
+    chosen = header[choose_key(names, key, path)]
     if chosen["dtype"] not in _SAFETENSORS:
         raise UsageError(f"`{path}` holds {chosen['dtype']}; features must be F16, F32 or F64, so convert them")
-    offset = 8 + length + int(chosen["data_offsets"][0])
-    return np.memmap(path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=tuple(chosen["shape"]))
+    offset, shape = 8 + length + int(chosen["data_offsets"][0]), tuple(chosen["shape"])
+    if 0 in shape:
+        return np.empty(shape, _SAFETENSORS[chosen["dtype"]])
+    return np.memmap(path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=shape)
 
 
 def choose_key(names: list[str], key: str | None, path: Path) -> str:

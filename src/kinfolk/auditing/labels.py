@@ -16,6 +16,7 @@ from kinfolk.auditing.features import Ints
 from kinfolk.auditing.input import choose_key
 from kinfolk.data.labels import encode_labels
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import first_line
 
 COLUMN = "label"
 
@@ -60,8 +61,8 @@ def read_labels(path: str | os.PathLike[str]) -> list[Any]:
             return path.read_text(encoding="utf-8").splitlines()
     except KinfolkError:
         raise
-    except (ValueError, OSError, EOFError, IndexError, csv.Error) as error:
-        raise KinfolkError(f"`{path}` holds no readable labels ({' '.join(str(error).split())})") from error
+    except Exception as error:  # readers raise nearly anything on a broken file
+        raise KinfolkError(f"`{path}` holds no readable labels ({first_line(error)})") from error
     raise UsageError(f"--labels (={path}) must end in .npy, .npz, .csv, .tsv, .parquet or .txt")
 
 

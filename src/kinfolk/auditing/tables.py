@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+
+from kinfolk.files import write_by_name
 
 
 def write_table(columns: dict[str, NDArray[Any]], parquet: Path | None, csv: Path | None = None) -> None:
@@ -27,6 +28,4 @@ def write_table(columns: dict[str, NDArray[Any]], parquet: Path | None, csv: Pat
 
 def replace(path: Path, write: Callable[[Path], Any]) -> None:
     """A file written whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    os.replace(partial, path)
+    write_by_name(path, write)

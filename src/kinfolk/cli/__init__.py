@@ -5,39 +5,62 @@ Nothing heavy is imported before a verb runs, so that help comes at once.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
 from kinfolk.cli.app import app
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.files import why_failed
+from kinfolk.foreign import printable
 
 FAILURE, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and leaves with its exit code: 0, 1 for a failure, 2 for wrong use, 130 for Ctrl-C."""
+    """Runs the command and leaves with its exit code: 0, 1 for a failure, 2 for wrong use, 130 for Ctrl-C, 143 for SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    warnings.showwarning = _warn
     try:
         app(words, prog_name="kinfolk")
         sys.exit(0)
     except SystemExit as left:
         if left.code == INTERRUPTED:
-            _say("Interrupted", "ended by Ctrl-C.")
+            _interrupted("ended by Ctrl-C.")
         raise
     except KeyboardInterrupt:
-        _say("Interrupted", "ended by Ctrl-C.")
+        _interrupted("ended by Ctrl-C.")
         sys.exit(INTERRUPTED)
     except KinfolkError as error:
+        number = getattr(error, "signal", None)
+        if number is not None:
+            _interrupted(str(error))
+            sys.exit(128 + int(number))
         _explain(error, str(error), debug)
         sys.exit(WRONG_USE if isinstance(error, UsageError) else FAILURE)
     except Exception as error:
-        words_of_error = str(error).strip().splitlines()
-        what = f"{type(error).__name__}: {words_of_error[0]}" if words_of_error else type(error).__name__
+        what = why_failed(error)
         _explain(error, what if debug else f"{what.rstrip('.')}. Run again with --debug to see where.", debug)
         sys.exit(FAILURE)
+
+
+def _interrupted(message: str) -> None:
+    """Whoever presses Ctrl-C again meanwhile neither loses the message nor changes the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say("Interrupted", message)
+
+
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
+) -> None:
+    if issubclass(category, KinfolkWarning):
+        _say("Warning", str(message))
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _explain(error: BaseException, message: str, debug: bool) -> None:
@@ -52,4 +75,4 @@ def _say(head: str, message: str) -> None:
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    console.print(Text.assemble((f"{head}: ", "bold red"), message), soft_wrap=not console.is_terminal)
+    console.print(Text.assemble((f"{head}: ", "bold red"), printable(message)), soft_wrap=not console.is_terminal)

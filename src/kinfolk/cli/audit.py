@@ -103,14 +103,15 @@ def _save(found: Audit, out: Path, images: ImageData | None) -> None:
 
     from kinfolk.auditing.page import lead, tiles
     from kinfolk.cli.console import plain_table, screen
+    from kinfolk.foreign import printable
 
     found.save(out, images)
     console = screen()
-    console.print(Text(lead(found)), soft_wrap=False)
+    console.print(Text(printable(lead(found))), soft_wrap=False)
     table = plain_table("", "", "", right=())
     table.show_header = False
     for label, value, note in tiles(found):
-        table.add_row(Text(label), Text(value, "bold"), Text(note, "dim"))
+        table.add_row(Text(printable(label)), Text(printable(value), "bold"), Text(printable(note), "dim"))
     console.print(table, soft_wrap=False)
     console.print(f"Page: {out / 'audit.html'}", markup=False)
     console.print(f"Pairs: {out / 'pairs.parquet'}, for `kinfolk train --method simclr+known --known-kin`", markup=False)

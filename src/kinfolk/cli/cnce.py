@@ -59,8 +59,10 @@ def cnce(
     if out is not None:
         import json
 
+        from kinfolk.files import write_text
+
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_text(out, json.dumps(found, indent=2) + "\n")
 
 
 def _check(

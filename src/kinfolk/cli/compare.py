@@ -86,6 +86,8 @@ def _show(found: Comparison, console: Console) -> None:
     """One table where the screen is wide enough, else one for each section, in parts that fit."""
     from rich.text import Text
 
+    from kinfolk.foreign import printable
+
     if _fits(found, found.columns, console):
         console.print(_table(found, found.columns), soft_wrap=False)
     else:
@@ -96,7 +98,7 @@ def _show(found: Comparison, console: Console) -> None:
             for part in _parts(found, columns, console):
                 console.print(_table(found, part), soft_wrap=False)
     for line in (_caption(found), *found.notes):
-        console.print(Text(line, "dim"), soft_wrap=False)
+        console.print(Text(printable(line), "dim"), soft_wrap=False)
 
 
 def _caption(found: Comparison) -> str:
@@ -114,12 +116,13 @@ def _table(found: Comparison, columns: list[Column]) -> Table:
 
     from kinfolk.cli.console import plain_table
     from kinfolk.comparing.render import cell
+    from kinfolk.foreign import printable
 
     table = plain_table("method", *(column.head for column in columns), right=tuple(column.head for column in columns))
     for column in table.columns[1:]:
         column.no_wrap = True
     for record in found.records:
-        table.add_row(Text(record["method"], "bold"), *(Text(cell(record, column)) for column in columns))
+        table.add_row(Text(printable(record["method"]), "bold"), *(Text(printable(cell(record, column))) for column in columns))
     return table
 
 

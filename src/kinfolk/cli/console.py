@@ -33,8 +33,10 @@ def tell_refused(images: ImageData) -> None:
     """One line on stderr where pictures were refused, with the first of them."""
     from rich.console import Console
 
+    from kinfolk.foreign import shown
+
     if images.quarantine:
-        path, reason = images.quarantine[0]
+        path, reason = (shown(text) for text in images.quarantine[0])
         number, total = len(images.quarantine), len(images) + len(images.quarantine)
         text = f"{number:,} of {total:,} images refused, the first is {path}: {reason}; `kinfolk data` lists them all"
         Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)

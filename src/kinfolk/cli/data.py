@@ -46,6 +46,7 @@ def _show(found: ImageData) -> None:
 
     from kinfolk.cli.console import plain_table, screen
     from kinfolk.data.captions import all_of
+    from kinfolk.foreign import shown
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights
@@ -60,19 +61,19 @@ def _show(found: ImageData) -> None:
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))
     for split, count in Counter(samples.splits).items():
         labels = samples.of(split).labels
-        table.add_row(Text(split), f"{count:,}", "–" if labels is None else f"{int((labels >= 0).sum()):,}")
+        table.add_row(Text(shown(split)), f"{count:,}", "–" if labels is None else f"{int((labels >= 0).sum()):,}")
     console.print(table, soft_wrap=False)
     if samples.labels is not None:
         table = plain_table("class", "images", right=("images",))
         counts = Counter(int(label) for label in samples.labels if label >= 0).most_common()
         for label, count in counts[:MAX_ROWS]:
-            table.add_row(Text(samples.classes[label] if samples.classes else str(label)), f"{count:,}")
+            table.add_row(Text(shown(samples.classes[label]) if samples.classes else str(label)), f"{count:,}")
         console.print(table, soft_wrap=False)
         _more(len(counts), "classes")
     if found.quarantine:
         table = plain_table("refused", "reason")
         for path, reason in found.quarantine[:MAX_ROWS]:
-            table.add_row(Text(path), Text(reason))
+            table.add_row(Text(shown(path)), Text(shown(reason)))
         console.print(table, soft_wrap=False)
         _more(len(found.quarantine), "refused files")
 

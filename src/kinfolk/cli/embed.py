@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,7 +96,6 @@ def _write(path: Path, features: NDArray[np.float32]) -> None:
     """Whole or not at all."""
     import numpy as np
 
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        np.save(file, features)
-    os.replace(partial, path)
+    from kinfolk.files import write_atomically
+
+    write_atomically(path, lambda file: np.save(file, features))

@@ -13,11 +13,12 @@ def show_results(results: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.text import Text
 
     from kinfolk.cli.console import plain_table, screen
+    from kinfolk.foreign import printable
 
     table = plain_table("protocol", "result", "measured on", right=("result",))
     for name, result in results.items():
         for number, (part, figure, where) in enumerate(lines(result)):
-            table.add_row(Text(f"{name}{part}" if number == 0 or part else ""), Text(figure, "bold"), Text(where))
+            table.add_row(Text(printable(f"{name}{part}") if number == 0 or part else ""), Text(figure, "bold"), Text(printable(where)))
     screen().print(table, soft_wrap=False)
 
 

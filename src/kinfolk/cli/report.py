@@ -18,9 +18,10 @@ def report(
     checkpoint who is kin among them; where pictures or checkpoint can't be read, the page and the screen say so.
     """
     from kinfolk.cli.console import screen
+    from kinfolk.foreign import printable
     from kinfolk.report import write_report
     from kinfolk.training.opened import open_run
 
     pictures = None if data is None else open_run(run).data(data, progress=True)
-    path = write_report(run, pictures, progress=True, tell=lambda text: screen().print(text, markup=False))
+    path = write_report(run, pictures, progress=True, tell=lambda text: screen().print(printable(text), markup=False))
     screen().print(f"Report: {path}", markup=False, highlight=False)

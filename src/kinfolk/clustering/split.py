@@ -44,7 +44,9 @@ def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int, rule
 def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     """(K, m) places of the prototypes and (K, m) which of them there are. Of equals the earlier place wins."""
     both_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1)
-    square_KWW = (2 - 2 * sim_KWW).clamp(min=0).masked_fill(~both_KWW, 0)
+    # Symmetric, and 0 where it is nothing but rounding: which of two units is the denser must not depend on the last bit.
+    square_KWW = 2 - (sim_KWW + sim_KWW.mT)
+    square_KWW = square_KWW.masked_fill(~both_KWW | (square_KWW < 64 * torch.finfo(sim_KWW.dtype).eps), 0)
     number_K = valid_KW.sum(1)
     scale_K = square_KWW.sum((1, 2)) / (number_K * (number_K - 1)).clamp(min=1)
     scale_K = torch.where(scale_K > 0, scale_K, 1.0)

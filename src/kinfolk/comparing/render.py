@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from kinfolk.foreign import csv_text
 
 Records = Sequence[Mapping[str, Any]]
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "→": r"$\to$", "–": "--", "±": r"$\pm$"}
@@ -49,11 +49,8 @@ def cell(record: Mapping[str, Any], column: Column) -> str:
 
 def write_csv(records: Records, columns: Sequence[Column]) -> str:
     """All that the records hold, whatever the columns; empty where there is nothing."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**record, "seeds": " ".join(map(str, record["seeds"]))} for record in records)
-    return text.getvalue()
+    rows = ({**record, "seeds": " ".join(map(str, record["seeds"]))} for record in records)
+    return csv_text(list(records[0]), [[row[key] for key in records[0]] for row in rows])
 
 
 def write_markdown(records: Records, columns: Sequence[Column]) -> str:

@@ -12,10 +12,10 @@ from kinfolk.comparing.alike import require_same_data, where_measured
 from kinfolk.comparing.figures import AVERAGE, figures_of, measured, parts_of
 from kinfolk.errors import UsageError
 from kinfolk.report.record import read_record
-from kinfolk.training.changes import FREE, flat
+from kinfolk.training.changes import WITHOUT_EFFECT, flat
 from kinfolk.training.config import TrainConfig
 
-ASIDE = ("method", "seed", "trainer", *FREE)
+ASIDE = ("method", "seed", "trainer", *WITHOUT_EFFECT)
 """Settings that make no row of its own."""
 OF_DATA = ("data.image_size", "data.depth")
 """Of the data's settings those that do; whether the data are the same is asked of the samples themselves."""

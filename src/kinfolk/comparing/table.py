@@ -14,6 +14,7 @@ from kinfolk.comparing.render import WRITERS, Column
 from kinfolk.comparing.runs import One
 from kinfolk.comparing.seeds import base_of, counterpart, gap_closed, oracle_of, p_value
 from kinfolk.errors import UsageError
+from kinfolk.files import write_text
 
 ORACLES = ("oracle:attract", "oracle")
 ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
@@ -61,7 +62,7 @@ class Comparison:
             raise UsageError(f"the file (={path}) must end in {', '.join(ENDINGS)}, or its format be given")
         text = self.to(kind or ENDINGS[ending])
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(Path(path), text)
 
     def __str__(self) -> str:
         return self.to_markdown()

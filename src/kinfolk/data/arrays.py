@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from kinfolk.data.labels import encode_labels
 from kinfolk.data.pixels import Scale, find_layout, find_scale
 from kinfolk.data.sources import Item, Pixels, Source
 from kinfolk.errors import KinfolkError
+from kinfolk.files import first_line
 
 _PAIRS = {"x_train": ("train", "y_train"), "x_val": ("val", "y_val"), "x_test": ("test", "y_test")}
 
@@ -99,6 +99,7 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
 
         def read(array: str) -> Pixels:
             with _clear_errors(f"`{array}` of {name}"):
+                _check_size(arrays.zip, array)
                 return np.asarray(arrays[array])
 
         wanted = {"train": ("images", "labels")} if "images" in names else {}
@@ -112,13 +113,27 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
     return array_source(splits, name=name, classes=classes, modified_ns=modified_ns)
 
 
+def _check_size(archive: zipfile.ZipFile, array: str) -> None:
+    """Refuses an array whose header gives another size than the archive has bytes for: numpy would ask for the memory first."""
+    info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(member)
+        left = info.file_size - member.tell()
+    if not dtype.hasobject and (any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != left):
+        raise ValueError(f"it has {left:,} bytes for the shape {shape}")
+
+
 @contextmanager
 def _clear_errors(what: str) -> Iterator[None]:
     """Pickled objects are never loaded, for they could run code; this says so, and what else is wrong with a file."""
     try:
         yield
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except KinfolkError:
+        raise
+    except Exception as error:  # readers raise nearly anything on a broken file
         if "object" in str(error).lower() or "pickle" in str(error).lower():
             hint = "save it as one array of numbers"
             raise KinfolkError(f"{what} holds Python objects, not numbers, and is not loaded (it could run code); {hint}") from error
-        raise KinfolkError(f"{what} is not a readable array: {error}") from error
+        raise KinfolkError(f"{what} is not a readable array: {first_line(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -31,7 +32,7 @@ class AtDepth(Source):
         self._place, self.classes = hierarchy.at(classes, depth)
         self.name, self.refused, self.native_size = source.name, source.refused, source.native_size
 
-    def items(self) -> list[Item]:
+    def items(self) -> Sequence[Item]:
         return self._source.items()
 
     def load(self, index: int) -> bytes | Pixels:
@@ -49,6 +50,9 @@ class AtDepth(Source):
 
     def keep(self, folder: str | Path) -> None:
         self._source.keep(folder)
+
+    def release(self) -> None:
+        self._source.release()
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from kinfolk.data.captions import decoded
 from kinfolk.errors import KinfolkError
+from kinfolk.files import first_line
 
 _LONGEST_CELL = 1 << 27
 
@@ -67,14 +68,13 @@ def _cells(line: str) -> list[str]:
 
 
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path, partitioning=None)
         return {name: _values(table[name]) for name in table.column_names}
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise KinfolkError(f"`{path}` is not a readable table: {str(error).partition(chr(10))[0]}") from error
+    except Exception as error:  # readers raise nearly anything on a broken file
+        raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
 
 
 def _values(column: Any) -> list[Any]:

@@ -60,7 +60,7 @@ class Read(NamedTuple):
     reason: str | None
 
 
-def read_file(place: Place, height: int, width: int, pixel_cap: int) -> Read:
+def read_file(place: Place, height: int, width: int, pixel_cap: int, with_digest: bool = True) -> Read:
     """Reads and decodes one file, or part of one."""
     path, offset, length = (place, 0, None) if isinstance(place, str) else place
     size_bytes = modified_ns = 0
@@ -79,7 +79,7 @@ def read_file(place: Place, height: int, width: int, pixel_cap: int) -> Read:
         return Read(size_bytes, modified_ns, "", 0, 0, None, f"can't be read: {error.strerror or error}")
     except RefusedError as error:
         return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
-    return Read(size_bytes, modified_ns, digest(data), decoded.width, decoded.height, decoded.pixels, None)
+    return Read(size_bytes, modified_ns, digest(data) if with_digest else "", decoded.width, decoded.height, decoded.pixels, None)
 
 
 def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: int) -> Decoded:

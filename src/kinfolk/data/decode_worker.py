@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 import os
 import pickle
 import signal
 import sys
 from types import ModuleType
+from typing import Any
 
 
 def main() -> None:
     """Serves until standard input ends, which it also does when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     sys.path[:], height, width, pixel_cap = json.loads(sys.argv[1])
+    boards: dict[str, mmap.mmap] = {}
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a decoder prints must not get between the answers
@@ -28,11 +31,31 @@ def main() -> None:
     with decode.strict_pillow():
         while True:
             try:
-                paths = pickle.load(requests)
+                paths, board = pickle.load(requests)
             except EOFError:
                 return
-            pickle.dump([tuple(decode.read_file(path, height, width, pixel_cap)) for path in paths], answers, protocol=5)
+            if board is None:
+                found = [tuple(decode.read_file(path, height, width, pixel_cap)) for path in paths]
+            else:
+                found = _write(decode, paths, boards, board[0], board[1], height, width, pixel_cap)
+            pickle.dump(found, answers, protocol=5)
             answers.flush()
+
+
+def _write(
+    decode: ModuleType, paths: list[Any], boards: dict[str, mmap.mmap], board: str, first: int, height: int, width: int, pixel_cap: int
+) -> list[tuple[Any, ...]]:
+    """Pixels go to the rows from `first` on of a file that the parent maps too; the answers are without them."""
+    if board not in boards:
+        with open(board, "r+b") as file:
+            boards[board] = mmap.mmap(file.fileno(), 0)
+    size, found = height * width * 3, []
+    for row, path in enumerate(paths, first):
+        read = decode.read_file(path, height, width, pixel_cap, with_digest=False)
+        if read.pixels is not None:
+            boards[board][row * size : (row + 1) * size] = read.pixels.reshape(-1).data
+        found.append(tuple(read._replace(pixels=None)))
+    return found
 
 
 def _load_decode() -> ModuleType:

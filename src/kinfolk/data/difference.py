@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from kinfolk.foreign import shown as shown
+
 if TYPE_CHECKING:
     from kinfolk.data.samples import Samples
 
@@ -20,9 +24,9 @@ def first_difference(was: Samples, now: Samples) -> str | None:
         ("label", _labels(was), _labels(now)),
         ("caption", was.captions or [None] * len(was), now.captions or [None] * len(now)),
         ("group", was.groups or [None] * len(was), now.groups or [None] * len(now)),
-        ("bytes", was.sizes_bytes.tolist(), now.sizes_bytes.tolist()),
-        ("width", was.widths.tolist(), now.widths.tolist()),
-        ("height", was.heights.tolist(), now.heights.tolist()),
+        ("bytes", was.sizes_bytes, now.sizes_bytes),  # type: ignore[list-item]
+        ("width", was.widths, now.widths),  # type: ignore[list-item]
+        ("height", was.heights, now.heights),  # type: ignore[list-item]
         ("digest", was.digests, now.digests),
     ]
     differing = [(row, name, a[row], b[row]) for name, a, b in columns if (row := first_unequal(a, b)) is not None]
@@ -59,15 +63,12 @@ def value_difference(row: int, key: str, name: str, before: object, after: objec
 
 def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
     """The first position, within the shorter of both, where they differ."""
+    if isinstance(was, np.ndarray):
+        places = np.flatnonzero(was[: len(now)] != now[: len(was)])
+        return int(places[0]) if len(places) else None
     if was == now:
         return None
     return next((row for row, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
-
-
-def shown(key: str) -> str:
-    """A key as it can stand in a message: control characters escaped, the middle of a long one left out."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in key)
-    return text if len(text) <= 160 else f"{text[:80]}…{text[-79:]}"
 
 
 def _labels(samples: Samples) -> list[int | None]:
@@ -75,5 +76,5 @@ def _labels(samples: Samples) -> list[int | None]:
 
 
 def _shorten(value: object) -> str:
-    text = "none" if value is None else repr(value)
+    text = "none" if value is None else repr(value.item() if isinstance(value, np.generic) else value)
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -71,21 +71,28 @@ class FileSource(Source):
             return None
         return found.st_size, found.st_mtime_ns
 
+    def release(self) -> None:
+        self._items, self._paths = [], []
+
 
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.
 
     `train/` beside `test/`, `val/`, `valid/` or `validation/` (or alone) at the top makes splits; otherwise all is "train".
     """
-    tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
+    try:
+        tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
+    except OSError as error:
+        raise KinfolkError(f"the folder `{shown(str(root))}` can't be read: {error.strerror}") from error
     splits = {name: SPLITS[name] for name in tops if name in SPLITS}
     if "train" not in splits or (len(splits) == 1 and len(tops) > 1):
         splits = {}
     found: list[tuple[str, str, str, str | None]] = []
-    refused, others = [], 0
-    for parts, path in _walk(str(root), (), ()):
-        key = "/".join(_text(part) for part in parts)
-        verdict = _inspect(path)
+    refused: list[tuple[str, str]] = []
+    others = 0
+    for parts, path, plain in _walk(str(root), (), (), refused):
+        key = _text("/".join(parts))
+        verdict = _inspect(path, plain)
         if verdict == "other":
             others += 1
         elif verdict != "image":
@@ -107,23 +114,27 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     return FileSource(f"`{root}`", items, [path for _, path, *_ in found], classes, sorted(refused))
 
 
-def _walk(folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path parts, path) of every file that is not hidden. A link to a folder is followed unless it leads back to one above."""
-    here = os.stat(folder)
-    if (here.st_dev, here.st_ino) in above:
-        return
-    above = (*above, (here.st_dev, here.st_ino))
+def _walk(
+    folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: list[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, ...], str, bool]]:
+    """(path parts, path, whether it is surely a regular file) of every file that is not hidden. A link to a folder is followed unless it
+    leads back to one above. A folder that can't be read is added to `refused`."""
     try:
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in above:
+            return
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise KinfolkError(f"the folder `{shown(folder)}` can't be read: {error.strerror}") from error
+        refused.append(("/".join(map(_text, parts)) + "/", f"the folder can't be read: {error.strerror}"))
+        return
+    above = (*above, (here.st_dev, here.st_ino))
     for entry in entries:
         if _hidden(entry.name):
             continue
         if _is_folder(entry):
-            yield from _walk(entry.path, (*parts, entry.name), above)
+            yield from _walk(entry.path, (*parts, entry.name), above, refused)
         else:
-            yield (*parts, entry.name), entry.path
+            yield (*parts, entry.name), entry.path, entry.is_file(follow_symlinks=False)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -133,11 +144,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _inspect(path: str) -> str:
-    """ "image", "other", or the reason why an image file is refused unread."""
+def _inspect(path: str, plain: bool) -> str:
+    """ "image", "other", or the reason why an image file is refused unread. `plain`: the folder says that it is a regular file."""
     extension = os.path.splitext(path)[1].lower()
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not plain and not stat.S_ISREG(os.stat(path).st_mode):
             return "not a regular file" if extension in _IMAGE else "other"
         if extension in _IMAGE:
             return "image"

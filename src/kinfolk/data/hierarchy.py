@@ -23,6 +23,7 @@ from typing import final
 
 from kinfolk.data.cifar100 import SUPERCLASSES
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.foreign import shown
 
 BUILT_IN = ("cifar100",)
 CIFAR100 = "the hierarchy of CIFAR-100"
@@ -50,9 +51,8 @@ class Hierarchy:
         roots = sorted(set(self.parents.values()) - self.parents.keys())
         if len(roots) > 1:
             more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
-            raise KinfolkError(
-                f"{name} has {len(roots)} roots ({', '.join(map(repr, roots[:3]))}{more}); add a line for each that names a common parent"
-            )
+            some = ", ".join(shown(repr(root)) for root in roots[:3])
+            raise KinfolkError(f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a common parent")
         self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
@@ -83,7 +83,7 @@ class Hierarchy:
                 if node in walk:
                     steps = [*walk]
                     circle = [*steps[steps.index(node) :], node]
-                    raise KinfolkError(f"{self.name} goes in a circle: {' → '.join(circle[:8])}; a class can't be below itself")
+                    raise KinfolkError(f"{self.name} goes in a circle: {' → '.join(map(shown, circle[:8]))}; a class can't be below itself")
                 walk[node] = None
                 node = self.parents.get(node)
             settled |= walk.keys()

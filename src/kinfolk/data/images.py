@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import final
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfolk.data.samples import Samples
+from kinfolk.data.text_column import TextColumn
+
+if TYPE_CHECKING:
+    from kinfolk.data.stream import StreamedPixels
 
 
 @final
 class ImageData:
-    """All images as uint8, in memory or memory-mapped; no file is opened after it is made.
+    """All images as uint8, in memory or memory-mapped, or streamed. Only of streamed data is a file opened after this is made.
 
     Args:
         samples: who is in it. Ids are positions; training samples come first.
-        cache: (R, H, W, 3) uint8.
+        cache: (R, H, W, 3) uint8; or what reads them when they are needed, of data that is streamed.
         rows: (N,) row of the cache of each sample, where samples share images; None: sample i is row i.
         quarantine: (path, reason) of every refused image.
+
+    Attributes:
+        folder: of the pixel cache; None where the pixels are in memory.
+        verify: raises if rows of the cache are not as they were written; None where they are in memory.
     """
 
-    def __init__(self, samples: Samples, cache: Tensor, rows: Tensor | None, quarantine: list[tuple[str, str]]) -> None:
-        self.samples, self.quarantine = samples, quarantine
-        self._cache, self._rows = cache, rows
+    folder: Path | None = None
+    verify: Callable[[Tensor], None] | None = None
+
+    def __init__(self, samples: Samples, cache: Tensor | StreamedPixels, rows: Tensor | None, quarantine: list[tuple[str, str]]) -> None:
+        self.samples, self.quarantine, self.rows = samples, quarantine, rows
+        self.stream = None if isinstance(cache, Tensor) else cache
+        self._cache = cache if isinstance(cache, Tensor) else torch.empty((0, *cache.shape[1:]), dtype=torch.uint8)
         self.height, self.width = int(cache.shape[1]), int(cache.shape[2])
         self.num_train = samples.num_train
         self.classes = samples.classes
-        self.labels = None if samples.labels is None else torch.from_numpy(samples.labels.copy())
-        self.groups = None if samples.group_ids is None else torch.from_numpy(samples.group_ids.copy())
-        widths, heights = torch.from_numpy(samples.widths.copy()), torch.from_numpy(samples.heights.copy())
-        self._aspects = widths.float() / heights.float()
+        self.labels = None if samples.labels is None else torch.from_numpy(samples.labels.astype(np.int64))
+        self.groups = None if samples.group_ids is None else torch.from_numpy(samples.group_ids.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -44,21 +55,29 @@ class ImageData:
     def pixels(self, ids: Tensor) -> Tensor:
         """(B, H, W, 3) uint8, contiguous: the images of `ids` (B,), in one gather."""
         ids = ids.to("cpu", torch.int64)
-        return self._cache.index_select(0, ids if self._rows is None else self._rows.index_select(0, ids))
+        if self.stream is not None:
+            return self.stream.pixels(ids)
+        rows = ids if self.rows is None else self.rows.index_select(0, ids)
+        if self.verify is not None:
+            self.verify(rows)
+        return self._cache.index_select(0, rows)
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(I,) places of the first of `ids` (B,) of each distinct image, by its bytes, and (B,) which of these each is a copy of."""
-        numbers, of_B = torch.unique(self._numbers.index_select(0, ids.to("cpu", torch.int64)), return_inverse=True)
+        if self.stream is not None:  # their bytes are not known beforehand: each is taken for an image of its own
+            return torch.arange(len(ids)), torch.arange(len(ids))
+        contents = TextColumn.of(self.samples.digests).numbers[ids.cpu().numpy()]
+        numbers, of_B = torch.unique(torch.from_numpy(contents), return_inverse=True)
         return torch.full_like(numbers, len(ids)).scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
         """Those of `ids`, in their order, whose image is not that of one before: copies of a picture are no test of each other."""
         return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
-    @cached_property
-    def _numbers(self) -> Tensor:
-        return torch.from_numpy(np.unique(np.asarray(self.samples.digests), return_inverse=True)[1].reshape(-1))
-
     def aspect(self, ids: Tensor) -> Tensor:
         """(B,) width / height of the original images, before they were squashed into the cache."""
-        return self._aspects.index_select(0, ids.to("cpu", torch.int64))
+        if self.stream is not None:
+            return self.stream.aspect(ids.cpu())
+        rows = ids.cpu().numpy()
+        widths, heights = (torch.from_numpy(sides[rows].astype(np.float32)) for sides in (self.samples.widths, self.samples.heights))
+        return widths / heights

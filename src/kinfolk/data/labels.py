@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from kinfolk.errors import KinfolkError
+from kinfolk.foreign import shown
+
+_MOST = 1 << 31
 
 
 def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = None) -> tuple[list[int | None], list[str] | None]:
@@ -14,12 +19,15 @@ def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = 
     Whole numbers (also as text) are class indices and stay; −1, None, NaN and "" mean unlabelled. Anything else is a name: the
     classes are the sorted names, or `classes` where given.
     """
+    strange = next((value for value in values if isinstance(value, list | tuple | dict | set | np.ndarray)), None)
+    if strange is not None:
+        raise KinfolkError(f"{what} has the label {shown(repr(strange))}, of several values; a label must be one number or one text")
     present = {value for value in values if not _is_missing(value)}
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):
         for value, number in numbers.items():
-            if number < -1 or (classes is not None and number >= len(classes)):
-                limit = f"0 … {len(classes) - 1} ({len(classes)} classes)" if classes is not None else "0 or more"
+            if number < -1 or number >= (_MOST if classes is None else len(classes)):
+                limit = f"0 … {len(classes) - 1} ({len(classes)} classes)" if classes is not None else f"0 … {_MOST - 1}"
                 raise KinfolkError(f"{what} has the label {value!r}; labels must be {limit}, or -1 for unlabelled")
         index = {value: number for value, number in numbers.items() if number >= 0}
     else:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
-from kinfolk.data.cache import CacheFolder
+from torch import Tensor
+
+from kinfolk.data.cache import CacheFolder, Contents
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
 from kinfolk.data.memory import available_memory
 from kinfolk.data.pixel_store import FileStore, MemoryStore
 from kinfolk.data.progress import show_progress
 from kinfolk.data.roster import Roster
+from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source
 from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError
 
 __all__ = ["ImageData", "prepare"]
 
+LOG = logging.getLogger("kinfolk.data")
 _FEW = 64
 _SMALL_BYTES = 64 << 20
 _NATIVE_SIDE = 64
@@ -39,7 +45,8 @@ def prepare(
     Images are squashed to `image_size` × `image_size` (`ImageData.aspect` knows the original shape). Arrays of one size keep it if no
     side is above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free; in a memory-mapped
     file if they don't, if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in `cache_dir` that
-    belongs to the same images is used instead of decoding again.
+    belongs to the same images is used instead of decoding again. Of several processes that prepare one cache at the same time one writes
+    it; the others wait for it and read it.
 
     Args:
         workers: processes that decode files; None: one per processor; 0: none. Fewer than 64 files, arrays and Datasets need none.
@@ -58,18 +65,38 @@ def prepare(
         source.keep(cache_dir)
     height, width = _cache_size(source, image_size)
     folder = None if cache_dir is None else CacheFolder(cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap)
-    if folder is not None and (found := folder.find(roster.agrees)) is not None:
-        return roster.image_data(*found)
     num_bytes = len(roster.images) * height * width * 3
-    fits = num_bytes < available_memory() // 2
-    store: MemoryStore | FileStore
-    if fits and not shared and (folder is None or num_bytes <= _SMALL_BYTES):
-        store = MemoryStore(len(roster.images), height, width)
-    else:
-        store = FileStore(None if folder is None else folder.path, len(roster.images), height, width)
+    in_memory = num_bytes < available_memory() // 2 and not shared and (folder is None or num_bytes <= _SMALL_BYTES)
+    with ExitStack() as held:
+        found = None if folder is None else folder.find(roster.agrees)
+        if found is None and folder is not None and not in_memory:
+            held.enter_context(one_writer(folder.path))
+            found = folder.find(roster.agrees)  # another process may have written it meanwhile
+        if found is not None or not in_memory:
+            keep = Samples.packed if folder is None else partial(Samples.mapped, folder=folder.path)
+        else:
+            keep, folder = Samples.packed, None
+        if found is None:
+            results = _read_all(source, roster.images, height, width, pixel_cap, workers)
+            store = (
+                MemoryStore(len(roster.images), height, width)
+                if in_memory
+                else FileStore(None if folder is None else folder.path, len(roster.images), height, width)
+            )
+            found = _decode(roster, results, store, folder, progress)
+    data = roster.image_data(*found, keep)
+    if folder is not None:
+        data.folder, data.verify = folder.path, folder.verify
+    return data
+
+
+def _decode(
+    roster: Roster, results: Generator[Read, None, None], store: MemoryStore | FileStore, folder: CacheFolder | None, progress: bool
+) -> tuple[Contents, Tensor]:
+    """Decodes every image into the store."""
     try:
         reads = []
-        with strict_pillow(), closing(_read_all(source, roster.images, height, width, pixel_cap, workers)) as results:
+        with strict_pillow(), closing(results):
             for read in show_progress(results, len(roster.images), "Reading images", enabled=progress):
                 if read.pixels is not None:
                     store.add(read.pixels)
@@ -79,7 +106,25 @@ def prepare(
     except BaseException:
         store.abandon()
         raise
-    return roster.image_data(contents, cache)
+    return contents, cache
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Holds `folder` against other processes that would write the same cache; waits for one that does. The lock ends with its process."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "writer.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        LOG.info("%s", f"another process is preparing {folder}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _cache_size(source: Source, image_size: int) -> tuple[int, int]:

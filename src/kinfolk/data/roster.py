@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -77,8 +77,8 @@ class Roster:
             and content_change(contents.samples, self._source, good) is None
         )
 
-    def image_data(self, contents: Contents, cache: Tensor) -> ImageData:
-        """All samples with their pixels."""
+    def image_data(self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]) -> ImageData:
+        """All samples with their pixels. `keep`: makes the compact form of the table."""
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
         image_keys = [self._items[self._image_of(index)].key for index in self._order]
@@ -90,7 +90,8 @@ class Roster:
         has_labels = any(label is not None for label in labels)
         captions = alike([item.caption for item in items]) if any(item.caption is not None for item in items) else None
         groups = [item.group for item in items] if any(item.group is not None for item in items) else None
-        digests = [table.digests[row] for row in rows]
+        known = list(table.digests)
+        digests = [known[row] for row in rows]
         samples = Samples(
             ids=np.arange(len(good)),
             keys=[item.key for item in items],
@@ -107,7 +108,7 @@ class Roster:
             group_ids=None if captions is None and groups is None else group_ids(digests, captions, groups),
         )
         is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
-        return ImageData(samples, cache, None if is_plain else torch.from_numpy(rows), [*contents.unread, *bad])
+        return ImageData(keep(samples), cache, None if is_plain else torch.from_numpy(rows), [*contents.unread, *bad])
 
     def _image_of(self, index: int) -> int:
         same_as = self._items[index].same_as

@@ -13,9 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from kinfolk.errors import KinfolkError
+from kinfolk.files import read_sealed_text, write_sealed_text
+
 IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"))
 _LONGEST_TEXT = 1 << 20
-_VERSION = 2
+_VERSION = 4
+_BLOCK = 512
+_END = bytes(_BLOCK)
+_HARMLESS = frozenset((b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment"))
 
 
 class Entry(NamedTuple):
@@ -72,9 +78,8 @@ class ShardIndex:
         for path, (state, shard) in self._new.items():
             place = _place(Path(folder), path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            draft = place.with_name(f"{place.name}.{os.getpid()}.part")
-            draft.write_text(json.dumps([_VERSION, state, shard.fault, shard.entries]), encoding="utf-8")
-            os.replace(draft, place)
+            text = json.dumps([_VERSION, state, shard.fault, shard.entries])
+            write_sealed_text(place, text)
         self._new.clear()
 
 
@@ -83,20 +88,83 @@ def read_shard(path: Path) -> Shard:
     found: dict[str, _Files] = {}
     fault = None
     try:
-        # "r:" takes no compressed archive: its parts can't be read in place.
-        with tarfile.open(path, "r:") as archive, open(path, "rb") as file:
-            for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # of millions of headers none is wanted twice
-                folder, _, base = member.name.rpartition("/")
-                stem, _, extension = base.partition(".")
-                if stem and extension and not member.isdir():  # not hidden, and of some kind
-                    name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
-                    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-                    _note(found.setdefault(name, _Files()), extension.lower(), member, file)
+        with open(path, "rb") as file:
+            members = plain_members(file.fileno())
+            if members is not None:
+                for name, offset, size in members:
+                    _place_member(found, name, True, offset, size, file)
+                return Shard([_entry(key, files) for key, files in found.items()], None)
+            # "r:" takes no compressed archive: its parts can't be read in place.
+            with tarfile.open(path, "r:") as archive:
+                for member in archive:
+                    archive.members = []  # type: ignore[attr-defined]  # of millions of headers none is wanted twice
+                    if not member.isdir():
+                        regular = member.isreg() and member.sparse is None
+                        _place_member(found, member.name, regular, member.offset_data, member.size, file)
     except (tarfile.TarError, OSError, EOFError) as error:
         text = " ".join(str(error).split())
         fault = f"cut short or damaged: {text}" if found else f"not a readable archive: {text}"
     return Shard([_entry(key, files) for key, files in found.items()], fault)
+
+
+def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
+    """(name, offset, size) of every file of a whole, ordinary archive, several times as fast as by `tarfile`; None for one that holds
+    anything else than regular files and folders, is damaged or is cut: `tarfile` then says what."""
+    if not hasattr(os, "pread"):
+        return None
+    found: list[tuple[str, int, int]] = []
+    place, long_name = 0, None
+    while True:
+        header = os.pread(handle, _BLOCK, place)
+        if header == _END:
+            return found
+        size_field, kind, magic = header[124:136], header[156:157], header[257:263]
+        if len(header) < _BLOCK or magic not in (b"ustar\0", b"ustar ") or size_field[0] & 0x80:
+            return None
+        try:
+            size, told = int(size_field.strip(b" \0") or b"0", 8), int(header[148:156].strip(b" \0"), 8)
+            if told != sum(header) - sum(header[148:156]) + 8 * 32:
+                return None
+            start, place = place + _BLOCK, place + _BLOCK + -(-size // _BLOCK) * _BLOCK
+            if kind == b"x":
+                long_name = _pax_name(os.pread(handle, size, start), long_name)
+                continue
+            name = _text_of(header[:100])
+            prefix = _text_of(header[345:500]) if magic == b"ustar\0" else ""
+        except ValueError:
+            return None
+        name, long_name = long_name or (f"{prefix}/{name}" if prefix else name), None
+        if kind in (b"0", b"\0") and not name.endswith("/"):
+            found.append((name, start, size))
+        elif kind != b"5":
+            return None
+
+
+def _pax_name(records: bytes, name: str | None) -> str | None:
+    """The path that the records before a header give; refuses what would change more than the name."""
+    while records.rstrip(b"\0"):
+        length, _, rest = records.partition(b" ")
+        record = rest[: int(length) - len(length) - 1]
+        key, _, value = record.removesuffix(b"\n").partition(b"=")
+        if key == b"path":
+            name = value.decode("utf-8")
+        elif key not in _HARMLESS:
+            raise ValueError(key)
+        records = records[int(length) :]
+    return name
+
+
+def _text_of(field_: bytes) -> str:
+    return field_.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _place_member(found: dict[str, _Files], path: str, regular: bool, offset: int, size: int, file: Any) -> None:
+    folder, _, base = path.rpartition("/")
+    stem, _, extension = base.partition(".")
+    if stem and extension:  # not hidden, and of some kind
+        name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        _note(found.setdefault(name, _Files()), extension.lower(), regular, offset, size, file)
 
 
 @dataclass
@@ -108,18 +176,18 @@ class _Files:
     fault: str | None = None
 
 
-def _note(files: _Files, extension: str, member: tarfile.TarInfo, archive: Any) -> None:
+def _note(files: _Files, extension: str, regular: bool, offset: int, size: int, archive: Any) -> None:
     if extension not in IMAGES and extension not in ("txt", "json", "cls"):
         return
-    if not member.isreg() or member.sparse is not None:
+    if not regular:
         files.fault = f"its .{extension} is not a regular file"
     elif extension in IMAGES:
         files.fault = "it has two images" if files.image is not None else files.fault
-        files.image = member.offset_data, member.size
+        files.image = offset, size
     else:
         files.fault = f"it has two .{extension}" if extension in files.texts else files.fault
-        archive.seek(member.offset_data)
-        files.texts[extension] = archive.read(member.size) if member.size <= _LONGEST_TEXT else None
+        archive.seek(offset)
+        files.texts[extension] = archive.read(size) if size <= _LONGEST_TEXT else None
 
 
 def _entry(key: str, files: _Files) -> Entry:
@@ -152,9 +220,9 @@ def _place(folder: Path, shard: Path) -> Path:
 def _read(place: Path, state: list[int]) -> Shard | None:
     """What an index file says, if it is whole and of this state of the shard."""
     try:
-        version, of, fault, entries = json.loads(place.read_text(encoding="utf-8"))
+        version, of, fault, entries = json.loads(read_sealed_text(place))
         if (version, of) != (_VERSION, state):
             return None
         return Shard([Entry(key, None if image is None else tuple(image), *rest) for key, image, *rest in entries], fault)
-    except (OSError, ValueError, TypeError):
+    except (KinfolkError, OSError, ValueError, TypeError):
         return None

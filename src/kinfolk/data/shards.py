@@ -61,6 +61,9 @@ class ShardSource(Source):
     def keep(self, folder: str | Path) -> None:
         self._index.keep(folder)
 
+    def release(self) -> None:
+        self._items, self._places = [], []
+
 
 def find_shards(path: Path) -> dict[str, list[Path]]:
     """The archives of each split: a single `.tar`; or those of a folder, or of its `train/`, `test/` …, if it holds no images besides."""
@@ -83,7 +86,7 @@ def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path 
     """
     rows: list[tuple[str, str, tuple[str, int, int], Entry]] = []
     refused: Refusals = []
-    names = _names([path for tars in splits.values() for path in tars])
+    names = shard_names([path for tars in splits.values() for path in tars])
     index = ShardIndex(index_dir)
     for split, tars in splits.items():
         for path in tars:
@@ -116,7 +119,7 @@ def _tars(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == ".tar" and not entry.name.startswith("."))
 
 
-def _names(paths: list[Path]) -> dict[Path, str]:
+def shard_names(paths: list[Path]) -> dict[Path, str]:
     """How keys call each archive: by its name, or with its folder where two have one name."""
     names = Counter(path.name for path in paths)
     chosen = {path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in paths}

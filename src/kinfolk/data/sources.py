@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Source(ABC):
     native_size: tuple[int, int] | None
 
     @abstractmethod
-    def items(self) -> list[Item]:
+    def items(self) -> Sequence[Item]:
         """All samples, in a stable order."""
 
     @abstractmethod
@@ -78,6 +78,9 @@ class Source(ABC):
 
     def keep(self, folder: str | Path) -> None:  # noqa: B027
         """Leaves in a cache folder what would spare the next opening some work. Default: nothing."""
+
+    def release(self) -> None:  # noqa: B027
+        """Forgets its items: the table of samples has taken their place, and a training lasts. Default: nothing."""
 
 
 def open_source(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ class TextData:
         self.tokenizer = tokenizer
         self.tokens = tokenizer.encode(list(every_caption(samples)))
         self.owners = torch.arange(len(samples)).repeat_interleave(counts)
-        self.groups = torch.from_numpy(samples.group_ids.copy())
+        self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
@@ -52,6 +53,33 @@ class TextData:
         wanted = torch.zeros(len(self._counts), dtype=torch.bool)
         wanted[ids] = True
         return wanted[self.owners].nonzero()[:, 0]
+
+
+@final
+class StreamedText:
+    """Captions of streamed data: drawn and made into tokens batch by batch, so that no token is kept for a sample.
+
+    Args:
+        samples: who is in the data; all of them have a caption.
+        tokenizer: makes the tokens.
+
+    Attributes:
+        groups: (N,) known positives; see `groups.py`.
+    """
+
+    def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
+        require_captions(samples)
+        assert samples.group_ids is not None
+        self.tokenizer, self._samples = tokenizer, samples
+        self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
+
+    def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
+        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) where there are several."""
+        captions = self._samples.captions
+        assert captions is not None
+        several = [all_of(captions[id_]) for id_ in ids.tolist()]
+        chosen = [texts[min(int(number * len(texts)), len(texts) - 1)] for texts, number in zip(several, uniform.tolist(), strict=True)]
+        return self.tokenizer.encode(chosen)
 
 
 def require_captions(samples: Samples) -> None:

@@ -8,7 +8,6 @@ Dimension key: M texts, T tokens of a context.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import write_text
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 _ENDS = (END, "<|endoftext|>", "<end_of_text>", "</s>", "[SEP]", "<eos>")
@@ -70,10 +70,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Writes tokenizer.json, whole or not at all."""
-        path = Path(path)
-        draft = path.with_name(path.name + ".part")
-        draft.write_text(self._inner.to_str(pretty=False), encoding="utf-8")
-        os.replace(draft, path)
+        write_text(Path(path), self._inner.to_str(pretty=False))
 
     def _id_of(self, names: Iterable[str], what: str) -> int:
         for name in names:

@@ -12,7 +12,7 @@ from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Item, Source
 from kinfolk.errors import KinfolkError
 
-_SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
+SPLIT_RANK = {"train": 0, "val": 1, "test": 2}
 
 
 def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[str, str]] = ()) -> None:
@@ -32,7 +32,7 @@ def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[st
 
 def arrange(items: Sequence[Item]) -> list[int]:
     """The order of ids: training first, then "val", "test" and others by name; within a split the order of the source."""
-    return sorted(range(len(items)), key=lambda index: (_SPLIT_RANK.get(items[index].split, 3), items[index].split))
+    return sorted(range(len(items)), key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split))
 
 
 def content_change(samples: Samples, source: Source, order: Sequence[int]) -> str | None:
@@ -42,13 +42,14 @@ def content_change(samples: Samples, source: Source, order: Sequence[int]) -> st
     for row, index in enumerate(order):
         if items[index].same_as is not None:
             continue
-        key, status = samples.keys[row], source.stat(index)
+        status = source.stat(index)
+        if status is not None and times[row] != 0 and status == (sizes[row], times[row]):
+            continue
+        key = samples.keys[row]
         if status is None and source.path(index) is not None:
             return f"sample {row} ({shown(key)}) is missing now"
         if status is not None and status[0] != sizes[row]:
             return value_difference(row, key, "bytes", sizes[row], status[0])
-        if status is not None and times[row] != 0 and status[1] == times[row]:
-            continue
         try:
             now = digest(source.load(index))
         except Exception as error:  # a Dataset may raise anything

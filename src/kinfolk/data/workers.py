@@ -10,13 +10,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
-from kinfolk.data.decode import Place, Read
+import numpy as np
+import numpy.typing as npt
+
+from kinfolk.data.decode import Place, Read, read_file, strict_pillow
 from kinfolk.errors import KinfolkError
 
 _CHUNK = 16
@@ -64,6 +68,117 @@ def read_files(paths: Sequence[Place], height: int, width: int, pixel_cap: int, 
 
 
 @final
+class DecodePool:
+    """Worker processes that stay, for data that is decoded in every epoch. `read` may be called from several threads at once.
+
+    Workers write pixels into a file in memory that this process maps, so that only a few numbers pass through a pipe. The processes end
+    with this one, or when the pool is closed.
+
+    Args:
+        height, width, pixel_cap: see `read_files`.
+        workers: processes; 0: this process decodes.
+    """
+
+    def __init__(self, height: int, width: int, pixel_cap: int, workers: int) -> None:
+        self.height, self.width, self.pixel_cap, self.workers = height, width, pixel_cap, workers
+        self._closing, self._idle = threading.Event(), deque[_Worker]()
+        self._threads = ThreadPoolExecutor(max(1, workers), "kinfolk-decode")
+        self._boards: list[_Board] = []
+        self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _end, self._closing, self._idle, self._boards)
+
+    def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
+        """(B, H, W, 3) pixels, with anything in the rows of refused images, and what came of each image.
+
+        The pixels are those the workers wrote, not a copy; their memory is used again as soon as nothing refers to them.
+        """
+        if not self.workers:
+            return self._read_here(places)
+        board = self._board(len(places))
+        rows = board.rows[: len(places)]
+        weakref.finalize(rows, board.release).atexit = False
+        chunk = min(_CHUNK, max(1, len(places) // (2 * self.workers)))
+        parts = [
+            self._threads.submit(self._chunk, places[start : start + chunk], (board.path, start)) for start in range(0, len(places), chunk)
+        ]
+        return rows, [read for part in parts for read in part.result()]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._finalizer()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _chunk(self, places: Sequence[Place], board: tuple[str, int]) -> list[Read]:
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker(self.height, self.width, self.pixel_cap, self._closing)
+        reads = worker.read(places, board)
+        self._idle.append(worker)
+        return reads
+
+    def _read_here(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
+        with strict_pillow():
+            reads = [read_file(place, self.height, self.width, self.pixel_cap, with_digest=False) for place in places]
+        rows = np.zeros((len(places), self.height, self.width, 3), dtype=np.uint8)
+        for row, read in zip(rows, reads, strict=True):
+            if read.pixels is not None:
+                row[:] = read.pixels
+        return rows, reads
+
+    def _board(self, rows: int) -> _Board:
+        """A free file of at least so many rows."""
+        with self._lock:
+            found = next((board for board in self._boards if board.free and len(board.rows) >= rows), None)
+            if found is None:
+                found = _Board(rows, self.height, self.width)
+                self._boards.append(found)
+            found.free = False
+            return found
+
+
+class _Board:
+    """A file with a row for each image: in memory, or where that is too small (as often in containers) among the temporary files."""
+
+    def __init__(self, rows: int, height: int, width: int) -> None:
+        size = max(1, rows) * height * width * 3
+        try:
+            self.path = _reserved("/dev/shm", size)
+        except OSError:
+            self.path = _reserved(tempfile.gettempdir(), size)
+        self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=(max(1, rows), height, width, 3))
+        self.free = True
+
+    def release(self) -> None:
+        self.free = True
+
+
+def _reserved(folder: str, size: int) -> str:
+    """A new file whose bytes are reserved: writing to a mapped file for which there is no room would end the process."""
+    handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.truncate(path, size)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(handle)
+    return path
+
+
+def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_Board]) -> None:
+    closing.set()
+    while idle:
+        idle.pop().stop()
+    for board in boards:
+        with contextlib.suppress(OSError):
+            os.unlink(board.path)
+
+
+@final
 class _Worker:
     """One worker process, used by one thread; started again when it dies."""
 
@@ -72,9 +187,10 @@ class _Worker:
         self._closing = closing
         self._start()
 
-    def read(self, paths: Sequence[Place]) -> list[Read]:
+    def read(self, paths: Sequence[Place], board: tuple[str, int] | None = None) -> list[Read]:
+        """`board`: a file, and the row of it from which on the pixels are written, instead of into the answer."""
         try:
-            return self._ask(paths)
+            return self._ask(paths, board)
         except (EOFError, OSError, pickle.UnpicklingError):
             if self._closing.is_set():
                 return []
@@ -82,7 +198,8 @@ class _Worker:
             self._start()
             if len(paths) == 1:
                 return [_CRASHED]
-            return [read for path in paths for read in self.read([path])]
+            singly = (self.read([path], None if board is None else (board[0], board[1] + row)) for row, path in enumerate(paths))
+            return [read for reads in singly for read in reads]
 
     def stop(self) -> None:
         process = self._process
@@ -107,9 +224,9 @@ class _Worker:
             self.stop()
             raise KinfolkError(f"a decoding worker did not start: {lines[-1] if lines else 'no message'}; `workers=0` does without")
 
-    def _ask(self, paths: Sequence[Place]) -> list[Read]:
+    def _ask(self, paths: Sequence[Place], board: tuple[str, int] | None) -> list[Read]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump(list(paths), self._process.stdin)
+        pickle.dump((list(paths), board), self._process.stdin)
         self._process.stdin.flush()
         return [Read(*answer) for answer in pickle.load(self._process.stdout)]

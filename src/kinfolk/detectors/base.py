@@ -48,6 +48,8 @@ class Detector(Exact, ABC):
     collects: bool = False
     """Whether it is handed the anchors of every step, by `collect`."""
 
+    learns_first: bool = False
+    """Whether it flags nothing at a sample's first visit, so that it needs two epochs."""
     refreshed_at_end: bool = False
     """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the finished encoder."""
 

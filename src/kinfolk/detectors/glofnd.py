@@ -25,11 +25,12 @@ from kinfolk.stores.exact import kept
 class GloFND(Detector):
     """Kin are the candidates more similar than the sample's learned threshold λ, the (1 − α) quantile over the whole data set.
 
-    Each visit moves λ by what the sample's negatives show (the rules are in `quantile.py`); then kin are s > λ with the **new** λ. A λ of
-    1 flags nothing.
+    Each visit moves λ by what the sample's negatives show (the rules are in `quantile.py`). With "adam" and "sgd" kin are s > λ with the
+    **new** λ, as in the paper. A λ of 1 flags nothing.
 
     "tracking" counts how many negatives are above λ and moves it in units of their mean excess, so that neither the mean nor the
-    scale of the similarities matters; it follows jumps of all similarities and a slow drift common to all samples.
+    scale of the similarities matters; it follows jumps of all similarities and a slow drift common to all samples. It flags with the λ
+    from before its own count, which makes the share flagged right on average even where less than one of a batch is to be flagged.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -93,8 +94,16 @@ class GloFND(Detector):
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"alpha": 0.01}
 
+    @property
+    def learns_first(self) -> bool:  # type: ignore[override]
+        return self.rule.name == "tracking" and self.rule.init == "one" and not self.shared
+
     def silent_reason(self) -> str | None:
-        return None if torch.as_tensor(self.alpha).any() else "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
+        if not torch.as_tensor(self.alpha).any():
+            return "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
+        if self.learns_first and self.num_epochs < 2:
+            return "the first visit of a sample flags nothing with `init` (='one') and there is one epoch; set `init` to 'quantile'"
+        return None
 
     @property
     def thresholds(self) -> Tensor:
@@ -171,7 +180,7 @@ class GloFND(Detector):
             before, jump = quantile.moved(state, Seen(**{name: mean[name] for name in Seen.__dataclass_fields__}), alpha)
             as_wanted = Visit(alpha, alpha * before["tail"], visit.n)  # what was counted before a jump tells nothing
             visit = Visit(*(now.where(jump, then) for now, then in zip(vars(as_wanted).values(), vars(visit).values(), strict=True)))
-            new, _ = quantile.tracking_step(before, visit, alpha, torch.zeros_like(alpha))
+            new = quantile.tracking_step(before, visit, alpha, torch.zeros_like(alpha))
         else:
             new = self.rule.descend(state, visit, alpha)
             if self.rule.init == "quantile":

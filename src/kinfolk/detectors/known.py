@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import first_line
 from kinfolk.kinship import Places, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores.exact import check_ids
@@ -91,8 +92,9 @@ def read_pairs(path: str | os.PathLike[str]) -> Tensor:
             import pyarrow.parquet as parquet
 
             table = parquet.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        raise KinfolkError(f"`{path}` is not a readable table of known kin ({' '.join(str(error).split())})") from error
+        table.column_names  # noqa: B018 — names that are not UTF-8 are an error here
+    except Exception as error:  # readers raise nearly anything on a broken file
+        raise KinfolkError(f"`{path}` is not a readable table of known kin ({first_line(error)})") from error
     columns = []
     for name in ("anchor", "kin"):
         if name not in table.column_names or not pa.types.is_integer(table[name].type) or table[name].null_count:

@@ -4,23 +4,26 @@
 
     sgd       λ ← λ − lr (α − p)
     adam      the same gradient through Adam, bias-corrected by the sample's own number of updates
-    tracking  counts at a level u and follows the quantile in units of the mean excess β above it; no constant has the unit of a
-              similarity, so a shift and a stretch of all similarities shift and stretch λ. A visit, in this order:
+    tracking  counts how many are above λ and steps in units of their mean excess β; no constant has the unit of a similarity, so a shift
+              and a stretch of all similarities shift and stretch λ. A visit, in this order:
 
-    1. μ and σ, running mean and standard deviation of the similarities: μ ← μ + w (mean − μ), w = max(1/visits, ⅛), and λ moves with μ.
-       Where the mean is off by more than max(½, 6/√n) σ (a jump), w = 1 and at most two of the past visits count from here on.
-    2. The level. m = max(αn, 1) similarities are expected above u = λ + cβ − β log(m/αn). With αn ≥ 1, u is the threshold itself; below,
-       there would be next to nothing to count, so the count is taken lower and the exponential tail of scale β leads from u to λ.
-    3. The step. With ρ = number above u / m, x = sum of their excess / m, and the weight a = m / (m + min(m·visits, 16) + 1),
-           D = 1 + a (ρ − 1)                      the relative share above u when the visit is mixed in
-           β ← ((1 − a) β + a x) / D              the mean excess, pooled
-           u ← u + max(β, β₀/2) log D             where the exponential has the wanted share again; β₀ is a normal distribution's
-           λ = u + β log(m/αn)                    used for this visit; stored less (1 − κ) cβ, κ = 1/10
+    1. μ, running mean of the similarities, and σ, their running deviation below the mean (a few false negatives far above it change it
+       little): μ ← μ + w (mean − μ), w = max(1/visits, 1/8); σ likewise, with n/4096 within [1/32, 1/8] in the place of 1/8. λ and β keep
+       their place: λ − μ and β stay the same multiples of σ. Where the mean is off by more than max(½, 6/√n) σ (a jump), w = 1 and at
+       most two of the past visits count from here on.
+    2. Flagged is what lies above the level u = λ + cβ. The count of this very visit must not move the level first: where few are expected,
+       a sample would lower it whenever nothing is above, raise it whenever something is, and flag too little.
+    3. The step. With m = αn expected above u, ρ = number / m, x = sum of their excess / m, and the weight of this visit
+       a = m / (m + e + min(1, m)), where the evidence e of the visits before is at most 5 and at most 5m,
+           λ ← u + max(β, β₀/2) g(a (ρ − 1))      g(y) = y, but 1 + log y above 1; β₀ is a normal distribution's
+           β ← ((1 − a) β + a x) / (1 + a (ρ − 1))     the mean excess, pooled, where any is above
+       Steps up and down cancel only where the mean of ρ is 1, so over many visits the share flagged is α whatever the distribution.
+       λ is stored less (1 − κ) cβ, κ = 1/10.
     4. c, the drift common to all samples, in units of β: c ← c + log(1 + η (ρ̄ − 1)) with ρ̄ = found / expected of a whole batch and
-       η = expected / (expected + 1000), at most ⅕.
+       η = expected / (expected + 1000), at most ⅕. It follows an encoder that spreads or concentrates all similarities.
 
-    A first visit starts half way between two guesses: the normal quantile μ + zσ, and the largest similarity less what lies between the
-    largest and the quantile in a normal distribution. In a gap between clusters β is wide, so that a start there soon leaves it.
+    A first visit starts from its largest similarity, less what lies between the largest and the quantile in a normal distribution, and
+    flags with the λ after its count.
 
 Dimension key: R rows of a block, C candidates, S sampled candidates, b samples, M similarities of a sample over all its views.
 """
@@ -36,7 +39,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-_EVIDENCE, _PRIOR, _SLOWEST = 16.0, 1.0, 1 / 8
+_EVIDENCE, _SLOWEST, _SPREAD_WINDOW = 5.0, 1 / 8, 4096
 _JUMP, _DEVIATIONS, _KEPT = 0.5, 6.0, 2
 _WINDOW, _RATE, _KAPPA, _FARTHEST = 1000.0, 0.2, 0.1, 2.0
 _MEDIAN = math.exp(-0.5772156649015329)  # the largest of n lies where about this share of one is above
@@ -44,8 +47,8 @@ _MEDIAN = math.exp(-0.5772156649015329)  # the largest of n lies where about thi
 
 @dataclass(frozen=True)
 class Seen:
-    """What one visit shows of each sample before any level is set, (b,) each: mean and standard deviation of the similarities looked at,
-    the largest of them, how many they are, and n, the number of negatives."""
+    """What one visit shows of each sample before any level is set, (b,) each: mean of the similarities looked at and their deviation below
+    it, the largest of them, how many they are, and n, the number of negatives."""
 
     mean: Tensor
     spread: Tensor
@@ -97,33 +100,34 @@ def moved(state: State, seen: Seen, alpha: Tensor) -> tuple[State, Tensor]:
     fresh, shift = state["visits"] == 0, seen.mean - state["mean"]
     jump = fresh | (shift.abs() > state["spread"] * (_DEVIATIONS * seen.number.rsqrt()).clamp(min=_JUMP))
     visits = state["visits"].clamp(max=_KEPT).where(jump, state["visits"])
-    rate = torch.where(jump, 1.0, (1 / (visits + 1)).clamp(min=_SLOWEST))
-    spread = state["spread"] + rate * (seen.spread - state["spread"])
-    share = _counted(alpha, seen.n)
-    tail = torch.where(fresh, spread * normal_excess(share), state["tail"])
+    slowest = (seen.number / _SPREAD_WINDOW).clamp(_SLOWEST / 4, _SLOWEST)  # a deviation of few similarities is noisy
+    rate, spread_rate = (torch.where(jump, 1.0, (1 / (visits + 1)).clamp(min=least)) for least in (_SLOWEST, slowest))
+    mean, spread = state["mean"] + rate * shift, state["spread"] + spread_rate * (seen.spread - state["spread"])
+    stretch = torch.where(state["spread"] > 0, spread / state["spread"], 1.0)
+    share = _at_least_one(alpha, seen.n)
     to_top = normal_level((_MEDIAN / seen.number).clamp(max=0.5)) - normal_level(share)
-    start = (seen.top - spread * to_top + seen.mean + spread * normal_level(share)) / 2 + tail * (share / alpha).log()
-    threshold = torch.where(fresh, start, state["threshold"] + rate * shift)
-    return {"threshold": threshold, "tail": tail, "mean": state["mean"] + rate * shift, "spread": spread, "visits": visits}, jump
+    tail = torch.where(fresh, spread * normal_excess(share), state["tail"] * stretch)
+    start = seen.top - spread * to_top + tail * (share / alpha).log()
+    threshold = torch.where(fresh, start, mean + (state["threshold"] - state["mean"]) * stretch)
+    return {"threshold": threshold, "tail": tail, "mean": mean, "spread": spread, "visits": visits}, jump
 
 
-def counting_level(state: State, n: Tensor, alpha: Tensor, drift: Tensor) -> Tensor:
+def level_of(state: State, drift: Tensor) -> Tensor:
     """(b,) u of step 2. The state is that of `moved`; a sample that starts does not drift."""
-    return state["threshold"] + state["tail"] * (_drifting(state, drift) - (_counted(alpha, n) / alpha).log())
+    return state["threshold"] + state["tail"] * torch.where(state["visits"] > 0, drift, 0.0)
 
 
-def tracking_step(state: State, visit: Visit, alpha: Tensor, drift: Tensor) -> tuple[State, Tensor]:
-    """Step 3: the new state, and (b,) the threshold of this visit. The state is that of `moved`."""
-    share = _counted(alpha, visit.n)
-    expected, ratio = share * visit.n, visit.share / share
-    trust = expected / (expected + (expected * state["visits"]).clamp(max=_EVIDENCE) + _PRIOR)
-    mixed = 1 + trust * (ratio - 1)
-    pooled = ((1 - trust) * state["tail"] + trust * visit.excess / share) / mixed
+def tracking_step(state: State, visit: Visit, alpha: Tensor, drift: Tensor) -> State:
+    """Step 3: the new state. The state is that of `moved`, and `visit` was counted at its `level_of`."""
+    expected, ratio = alpha * visit.n, visit.share / alpha
+    evidence = torch.minimum(expected * state["visits"], _EVIDENCE * expected.clamp(max=1))
+    trust = expected / (expected + evidence + expected.clamp(max=1))
+    change = trust * (ratio - 1)
+    scale = torch.maximum(state["tail"], state["spread"] * normal_excess(_at_least_one(alpha, visit.n)) / 2)
+    threshold = level_of(state, drift) + scale * torch.where(change < 1, change, 1 + change.clamp(min=1).log())
+    pooled = ((1 - trust) * state["tail"] + trust * visit.excess / alpha) / (1 + change)
     tail = pooled.where(ratio > 0, state["tail"])
-    step = torch.maximum(tail, state["spread"] * normal_excess(share) / 2) * mixed.log()
-    threshold = counting_level(state, visit.n, alpha, drift) + step + tail * (share / alpha).log()
-    stored = threshold - (1 - _KAPPA) * drift * tail
-    return {**state, "threshold": stored, "tail": tail, "visits": state["visits"] + 1}, threshold
+    return {**state, "threshold": threshold - (1 - _KAPPA) * drift * tail, "tail": tail, "visits": state["visits"] + 1}
 
 
 def in_use(state: Mapping[str, Tensor], drift: Tensor) -> Tensor:
@@ -138,11 +142,6 @@ def followed(drift: Tensor, expected: Tensor, found: Tensor) -> Tensor:
     return (drift + torch.log1p(rate * (ratio - 1))).clamp(-_FARTHEST, _FARTHEST)
 
 
-def expected_above(n: Tensor, alpha: Tensor) -> Tensor:
-    """(b,) m, how many of n are to be above the level that is counted at."""
-    return _counted(alpha, n) * n
-
-
 def normal_level(share: Tensor) -> Tensor:
     """What the share of a standard normal distribution lies above."""
     below: Tensor = torch.special.ndtri(share)
@@ -155,10 +154,6 @@ def normal_excess(share: Tensor) -> Tensor:
     return torch.exp(-level.square() / 2) / (math.sqrt(2 * math.pi) * share) - level
 
 
-def _counted(alpha: Tensor, n: Tensor) -> Tensor:
-    """The share that is expected above the counting level: α, or one similarity; never all of them."""
+def _at_least_one(alpha: Tensor, n: Tensor) -> Tensor:
+    """α, or the share of one similarity where α is less; never all of them."""
     return torch.maximum(alpha, (1 / n).clamp(max=0.5)).clamp(max=0.999)
-
-
-def _drifting(state: State, drift: Tensor) -> Tensor:
-    return torch.where(state["visits"] > 0, drift, 0.0)

@@ -61,6 +61,10 @@ class StartAt(Detector):
         return self.detector.collects
 
     @property
+    def learns_first(self) -> bool:  # type: ignore[override]
+        return self.detector.learns_first
+
+    @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.detector.refreshed_at_end and self.epoch >= self.update_from
 
@@ -79,6 +83,8 @@ class StartAt(Detector):
     def silent_reason(self) -> str | None:
         if self.start >= self.num_epochs:
             return f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs}; start it earlier"
+        if self.detector.learns_first and self.update_from >= self.num_epochs - 1:
+            return f"it learns only in the last of {self.num_epochs} epochs, and a first visit flags nothing; set an earlier `update_from`"
         return self.detector.silent_reason()
 
     def refresh(self, features: Tensor | None, progress: float) -> None:

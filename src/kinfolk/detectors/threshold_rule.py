@@ -82,10 +82,11 @@ def track(rule: ThresholdRule, block: Block, state: State, alpha: Tensor, drift:
     """A visit under "tracking": the new state, the thresholds of this visit, and for the drift how many were expected and found."""
     before, jump = quantile.moved(state, look(block, state["threshold"].dtype), alpha)
     n_b = block.over_views(block.num_negatives_R.to(alpha.dtype))
-    visit = rule.measure(block, quantile.counting_level(before, n_b, alpha, drift))
-    new, level_b = quantile.tracking_step(before, visit, alpha, drift)
-    known, expected = ~jump & (n_b > 0), quantile.expected_above(n_b, alpha)
-    return new, level_b, {"expected": expected.where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
+    level_b = quantile.level_of(before, drift)
+    visit = rule.measure(block, level_b)
+    new, known = quantile.tracking_step(before, visit, alpha, drift), ~jump & (n_b > 0)
+    level_b = quantile.in_use(new, drift).where(state["visits"] == 0, level_b)  # a start is a guess, its count is not
+    return new, level_b, {"expected": (alpha * n_b).where(known, 0.0), "found": (visit.share * n_b).where(known, 0.0)}
 
 
 def look(block: Block, dtype: torch.dtype) -> Seen:

@@ -34,7 +34,7 @@ def embed_in_parts(
     if world == 1:
         ids = torch.arange(num_samples)
         return embed(model, data, views, ids, batch_size=batch_size, autocast=autocast, progress=progress, projected=projected)
-    _share_statistics(model)
+    share_statistics(model)
     sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
     rank = dist.get_rank()
     first = sum(sizes[:rank])
@@ -43,7 +43,10 @@ def embed_in_parts(
     return distributed.gather_rows(own_MF if device is None else own_MF.to(device), sizes).cpu()
 
 
-def _share_statistics(model: nn.Module) -> None:
+def share_statistics(model: nn.Module) -> None:
+    """All ranks take rank zero's running statistics of BatchNorm; of one process nothing changes."""
+    if distributed.world_size() == 1:
+        return
     for part in model.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
             for buffer in part.buffers(recurse=False):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import KinfolkError
+from kinfolk.files import write_text
 
 FOLDER = "eval"
 
@@ -21,13 +21,9 @@ def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> P
         raise ValueError(f"`protocol` (={protocol!r}) must be lower-case letters, digits, - and _")
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    path, partial = folder / f"{protocol}.json", folder / f"{protocol}.json.partial"
+    path = folder / f"{protocol}.json"
     text = json.dumps(_plain({"protocol": protocol, **result}), indent=2, allow_nan=False)
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_text(path, text + "\n")
     return path
 
 

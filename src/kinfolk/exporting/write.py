@@ -17,7 +17,8 @@ from kinfolk.exporting.detectron2 import config_lines, write_pickle
 from kinfolk.exporting.onnx import run_onnx, write_onnx
 from kinfolk.exporting.target import network_in
 from kinfolk.exporting.verify import agreement, load_timm, load_torchvision, require_agreement, unavailable
-from kinfolk.models.weights import plain_state, put, read_state
+from kinfolk.files import write_by_name
+from kinfolk.models.weights import plain_state, read_state
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,6 @@ def _in_words(difference: float) -> str:
 
 def _whole(path: Path, write: Callable[[Path], Any]) -> Any:
     """Writes beside `path`, which is replaced only when all went well."""
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
-        result = write(partial)
-        put(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return result
+    results: list[Any] = []
+    write_by_name(path, lambda unfinished: results.append(write(unfinished)))
+    return results[0]

@@ -21,7 +21,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent, Objective
 from kinfolk.objectives.base import Shared, with_detector
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.exact import finite
 
@@ -95,7 +95,7 @@ class CMC(Framework):
         return _joined(light, colour)
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = ids.to(views.device, torch.int64)
+        ids = integer_ids(ids, views.device)
         light, colour = self.head(self.encoder(views[0])).chunk(2, -1)
         chosen = self.draw.ids(ids.device)
         embedded = _joined(*(F.normalize(part.detach().float(), dim=-1) for part in (light, colour)))

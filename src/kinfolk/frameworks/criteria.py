@@ -129,11 +129,14 @@ def by_dbscan(like: Hierarchy, every: int) -> Offline:
     return Offline(like.clusters.num_samples, like.clusters.levels, cluster, like.warmup_epochs, every)
 
 
-def by_kmeans(num_samples: int, number: int, warmup_epochs: int, every: int, num_clusters: Sequence[int] | None, seed: int) -> Offline:
+def by_kmeans(
+    num_samples: int, number: int, warmup_epochs: int, every: int, num_clusters: int | Sequence[int] | None, seed: int
+) -> Offline:
     """k-means anew for each level, into `num_clusters` of the levels 2 … H, or by default N/5 at the last and twice as many at each before;
     with H > 4, ⅘ N at level 2 and half as many at each after. For H = 4 both are the paper's proportions."""
     first = min(1 << (number - 2), 4) * num_samples // 5
-    chosen = tuple(first >> level for level in range(number - 1)) if num_clusters is None else tuple(num_clusters)
+    given = (num_clusters,) if isinstance(num_clusters, int) else num_clusters
+    chosen = tuple(first >> level for level in range(number - 1)) if given is None else tuple(given)
     if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
         raise ValueError(f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of the criteria 2 to {number}")
     check_falling(chosen)

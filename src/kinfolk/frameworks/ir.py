@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
@@ -16,7 +15,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation, NTXent
 from kinfolk.objectives.base import Shared
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
 from kinfolk.stores.draw import Draw
 from kinfolk.stores.exact import finite
@@ -73,7 +72,7 @@ class IR(Framework):
         return self.bank.features if self.bank.complete else None
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = ids.to(views.device, torch.int64)
+        ids = integer_ids(ids, views.device)
         z: Tensor = self.head(self.encoder(views[0]))
         chosen = self.draw.ids(ids.device)
         candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]

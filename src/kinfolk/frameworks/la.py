@@ -16,7 +16,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import LocalAggregation
 from kinfolk.objectives.base import Shared
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
 from kinfolk.stores.exact import finite
 
@@ -76,7 +76,7 @@ class LA(Framework):
         return self.bank.features if self.bank.complete else None
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = ids.to(views.device, torch.int64)
+        ids = integer_ids(ids, views.device)
         z: Tensor = self.head(self.encoder(views[0]))
         everybody = torch.arange(self.bank.num_samples, device=ids.device)
         pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, everybody, unit_candidates=True)

@@ -19,7 +19,7 @@ from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
 from kinfolk.stores.exact import finite
 
@@ -80,7 +80,7 @@ class MoCo(Framework):
         self.queue = Queue(queue_size, embedding_size(encoder, head))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids, number = ids.to(views.device, torch.int64), 2 if self.symmetric else 1
+        ids, number = integer_ids(ids, views.device), 2 if self.symmetric else 1
         first, second = views[0], views[1]
         if self.symmetric:  # sample-major: both views of a sample are neighbours, and each one's key is the other's
             first, second = torch.stack((first, second), 1).flatten(0, 1), torch.stack((second, first), 1).flatten(0, 1)

@@ -17,7 +17,7 @@ from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared, unit
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 
 
@@ -67,7 +67,7 @@ class MoCoV3(Framework):
         return self._stats
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids, images = ids.to(views.device, torch.int64), views.flatten(0, 1)
+        ids, images = integer_ids(ids, views.device), views.flatten(0, 1)
         queries = self.predictor(self.head(self.encoder(images))).chunk(2)
         keys = unit(self.slow(images)).chunk(2)
         losses, self._stats = [], Stats.empty(ids.device)

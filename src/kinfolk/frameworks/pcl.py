@@ -22,7 +22,7 @@ from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.proto_nce import proto_nce
-from kinfolk.pairs import Pairs, two_views
+from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
 from kinfolk.stores.exact import finite
 
@@ -126,7 +126,7 @@ class PCL(Framework):
         self.register_buffer("draws", torch.tensor(0))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = ids.to(views.device, torch.int64)
+        ids = integer_ids(ids, views.device)
         if self.slow is None or self.queue is None:
             z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)
             anchors, loss = torch.cat((z1, z2)), self.objective.on(two_views(z1, z2, ids))

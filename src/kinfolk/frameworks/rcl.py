@@ -93,7 +93,7 @@ class RCL(SupportFramework):
         rule: Rule = "centres",
         max_units: int = 32,
         feature_momentum: float = 0.5,
-        num_clusters: Sequence[int] | None = None,
+        num_clusters: int | Sequence[int] | None = None,
         every: int = 1,
         cluster_seed: int = 0,
         momentum_schedule: MomentumSchedule = "constant",

@@ -23,6 +23,7 @@ from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.metric import SiameseMetric
 from kinfolk.objectives.prototype import PrototypeCrossEntropy
+from kinfolk.pairs import integer_ids
 
 Head = Literal["contrast", "metric", "prototype"]
 
@@ -119,7 +120,7 @@ class SPCL(Framework):
         self.register_buffer("begun", torch.tensor(not warmup_epochs))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = ids.to(views.device, torch.int64)
+        ids = integer_ids(ids, views.device)
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()

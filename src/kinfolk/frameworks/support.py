@@ -17,7 +17,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
 from kinfolk.stores.exact import finite, skips
 
@@ -70,7 +70,7 @@ class SupportFramework(Framework, ABC):
         """Called once a step, in training, after a finite loss, with this rank's keys. Default: nothing."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
-        ids = ids.to(views.device, torch.int64)
+        ids = integer_ids(ids, views.device)
         first, second = (torch.stack(pair, 1).flatten(0, 1) for pair in ((views[0], views[1]), (views[1], views[0])))
         projected = self.head(self.encoder(first))
         anchors = torch.stack([predict(projected) for predict in self.predictors], 1).flatten(0, 1)

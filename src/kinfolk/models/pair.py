@@ -5,16 +5,19 @@ Dimension key: B batch, T tokens, F features, D embedding.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError
+from kinfolk.files import write_safetensors
 from kinfolk.models.text_build import OpenClipText
-from kinfolk.models.weights import load_state, put, read_state
+from kinfolk.models.weights import load_state, read_state
 
 TOWERS = "towers.safetensors"
 PARTS = ("encoder", "head", "text_encoder", "text_head")
@@ -46,16 +49,12 @@ class Pair(nn.Module):
         return F.normalize(self.text_head(self.text_encoder(tokens)), dim=-1)
 
 
-def save_towers(model: nn.Module, directory: Path | str) -> Path:
-    """Writes `towers.safetensors`, whole or not at all: the four parts of `model`, under their names."""
-    from safetensors.torch import save_file
-
+def save_towers(model: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
+    """Writes `towers.safetensors`, whole or not at all: the four parts of `model`, under their names; `meta` is kept in the header."""
     state = {name: value for name, value in model.state_dict().items() if name.partition(".")[0] in PARTS}
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
     path = Path(directory) / TOWERS
-    partial = path.with_name(TOWERS + ".partial")
-    save_file(tensors, partial, metadata={"kinfolk": '{"format": 1, "kind": "towers"}'})
-    put(partial, path)
+    write_safetensors(path, tensors, {"kinfolk": json.dumps({"format": 1, "kind": "towers", "meta": dict(meta or {})})})
     return path
 
 

@@ -1,14 +1,18 @@
 """Encoders on disk: `model.safetensors` with the weights under the encoder's own names, `model.json` with how to build it.
 
 Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. What `model.json` says is also in the
-header of `model.safetensors`, so the two can't disagree after a crash and the one file is enough elsewhere.
+header of `model.safetensors`, so the two can't disagree after a crash and the one file is enough elsewhere. A digest of the whole file is
+in its header too and is verified on loading; files of other programs have none.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import pickle
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError
+from kinfolk.files import DamagedFileError, check_safetensors, first_line, write_safetensors, write_text
 from kinfolk.models.build import Adapted, build_encoder
 from kinfolk.models.split import SplitEncoder
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
+_BUILT_BY = frozenset(("name", "stem", "width", "zero_init_residual", "in_channels"))
+"""All that a file may say of an encoder. `pretrained` is not among it: that would download weights."""
+_WIDEST = 1 << 14
 
 
 def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
@@ -28,8 +36,6 @@ def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, A
 
     `meta` is anything JSON can hold (method, picture size, normalisation, …); `load_encoder` gives it back.
     """
-    from safetensors.torch import save_file
-
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     state = plain_state(encoder)
@@ -41,12 +47,9 @@ def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, A
         "meta": dict(meta or {}),
     }
     text = json.dumps(description, indent=2)
-    path, partial = directory / WEIGHTS, directory / (WEIGHTS + ".partial")
-    save_file(state, partial, metadata={"kinfolk": text})
-    put(partial, path)
-    partial = directory / (DESCRIPTION + ".partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    put(partial, directory / DESCRIPTION)
+    path = directory / WEIGHTS
+    write_safetensors(path, state, {"kinfolk": text})
+    write_text(directory / DESCRIPTION, text + "\n")
     return path
 
 
@@ -72,8 +75,10 @@ def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn
             raise KinfolkError(f"{file} does not say how its encoder is built; pass the module as `load_encoder(path, encoder=module)`.")
         try:
             encoder = _built(config)
-        except (TypeError, KeyError) as error:
-            raise KinfolkError(f"{file} describes an encoder this version can't build: {error}.") from error
+        except KinfolkError:
+            raise
+        except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
+            raise KinfolkError(f"{file} describes an encoder this version can't build: {first_line(error)}.") from error
     load_state(encoder, read_state(file), source=str(file))
     meta = description.get("meta")
     return encoder.eval(), meta if isinstance(meta, dict) else {}
@@ -93,15 +98,25 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
+            check_safetensors(path, _metadata(path))
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each reader has its own errors, and pickle any
-        raise KinfolkError(f"{path} can't be read as weights ({str(error).splitlines()[0]}); it is damaged or not a state dict.") from error
+        raise KinfolkError(f"{path} can't be read as weights: {why_unreadable(error)}.") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise KinfolkError(f"{path} holds no state dict; a mapping from names to tensors is needed.")
     return dict(state)
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a file of tensors was refused, in a few words; torch's own message advises to switch its safety off."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds Python objects besides tensors, which could run code, or is damaged; only tensors are loaded"
+    if isinstance(error, DamagedFileError):
+        return f"{error}; restore it from a copy"
+    return f"it is damaged or of another kind ({first_line(error)})"
 
 
 def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict") -> None:
@@ -127,9 +142,40 @@ def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str =
 
 
 def _built(config: dict[str, Any]) -> nn.Module:
+    """The encoder that a file describes, built without any download: a file must not be able to ask for one."""
     if "towers" in config:
-        return SplitEncoder([build_encoder(**tower) for tower in config["towers"]], config["channels"])
-    return build_encoder(**config)
+        return SplitEncoder([_built(tower) for tower in config["towers"]], config["channels"])
+    name, width = config["name"], config.get("width")
+    foreign = [key for key in config if key not in _BUILT_BY]
+    if foreign:
+        raise KeyError(f"it has the setting {foreign[0]!r}")
+    if not isinstance(name, str) or ":" in name or name.count("/") > 1:
+        raise KeyError(f"its name {name!r} is not that of a network")
+    if width is not None and not (isinstance(width, int) and 0 < width <= _WIDEST):
+        raise KeyError(f"its width {width!r} is not in 1 … {_WIDEST}")
+    with _offline():
+        return build_encoder(**config)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Some networks of open_clip would ask the Hugging Face hub for the configuration of a part; here it answers from its cache only."""
+    hub, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
+    constants = sys.modules.get("huggingface_hub.constants")
+    was = getattr(constants, hub, None)
+    os.environ[hub] = "1"
+    if constants is not None:
+        setattr(constants, hub, True)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[hub]
+        else:
+            os.environ[hub] = before
+        constants = sys.modules.get("huggingface_hub.constants")
+        if constants is not None:
+            setattr(constants, hub, bool(was) if was is not None else before is not None)
 
 
 def _inner(encoder: nn.Module) -> nn.Module:
@@ -145,27 +191,25 @@ def _describe(file: Path) -> dict[str, Any]:
     """What the header of `file` says, or else the `.json` beside it, or else nothing."""
     text = ""
     if file.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(file, "pt") as opened:
-                text = (opened.metadata() or {}).get("kinfolk", "")
-        except SafetensorError as error:
-            raise KinfolkError(f"{file} can't be read as weights ({error}); it is damaged or not a safetensors file.") from error
+            text = _metadata(file).get("kinfolk", "")
+        except Exception as error:
+            raise KinfolkError(f"{file} can't be read as weights: {why_unreadable(error)}.") from error
     beside = file.with_suffix(".json")
     if not text and beside.is_file():
-        text = beside.read_text(encoding="utf-8")
+        try:
+            text = beside.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise KinfolkError(f"{beside} is not valid JSON: {first_line(error)}.") from error
     try:
         description = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise KinfolkError(f"{beside} is not valid JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise KinfolkError(f"{beside} is not valid JSON: {first_line(error)}.") from error
     return description if isinstance(description, dict) else {}
 
 
-def put(partial: Path, path: Path) -> None:
-    """Gives a finished file its name, when its bytes are on the disk, and a new file's permissions: safetensors keeps it to its owner."""
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.umask(mask := os.umask(0o077))  # the only way to read it; what another thread makes meanwhile is rather too private
-    partial.chmod(0o666 & ~mask)
-    os.replace(partial, path)
+def _metadata(file: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return dict(opened.metadata() or {})

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from kinfolk.errors import UsageError
+from kinfolk.data.quarantine import read_quarantine
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.files import first_line
+from kinfolk.training.documents import about_torn, read_rows, read_yaml
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def read_record(run: Path) -> Record:
     splits, classes = _read_samples(run / "samples.parquet")
     return Record(
         path=run.resolve(),
-        config=yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {},
+        config=read_yaml(run / "config.yaml"),
         meta=_read_json(run / "model.json"),
         epochs=_read_epochs(run / "metrics.jsonl"),
         results=[{"protocol": file.stem, **_read_json(file)} for file in sorted((run / "eval").glob("*.json"))],
@@ -66,32 +67,28 @@ def read_record(run: Path) -> Record:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise KinfolkError(f"{path} is not valid JSON ({first_line(error)}); restore it, or remove it") from error
     return value if isinstance(value, dict) else {}
 
 
 def _read_epochs(path: Path) -> list[dict[str, float]]:
-    """A line that a killed run left half written is passed over."""
-    if not path.is_file():
-        return []
+    """A line that is torn, as by a killed run, is left out with a warning."""
     by_epoch: dict[int, dict[str, float]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("epoch"), int):
-            numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
-            by_epoch[row["epoch"]] = numbers
+    rows, torn = read_rows(path)
+    if torn:
+        warnings.warn(about_torn(path, torn), KinfolkWarning, stacklevel=2)
+    for row in rows:
+        by_epoch[row["epoch"]] = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
 def _read_quarantine(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        rows = [row for row in csv.reader(file) if len(row) >= 2]
-    return [(row[0], row[1]) for row in rows if (row[0], row[1]) != ("path", "reason")]
+    return read_quarantine(path)
 
 
 def _read_samples(path: Path) -> tuple[dict[str, int], dict[str, int]]:

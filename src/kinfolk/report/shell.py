@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
+
+from kinfolk.files import write_text
 
 Part = tuple[str, str]
 """Package and name of a file that a page is made of."""
@@ -75,9 +76,7 @@ def compose(
 
 def write_page(path: Path, page: str) -> None:
     """Writes the file whole or not at all. A name that is not valid Unicode reaches us with lone surrogates."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(partial, path)
+    write_text(path, page.encode("utf-8", "replace").decode())
 
 
 def script_json(value: Any) -> str:

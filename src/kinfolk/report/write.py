@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.data.difference import key_difference
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.samples import Samples
 from kinfolk.report.facts import facts_of, normaliser_of, papers_of
 from kinfolk.report.figures import curve_panels
@@ -101,7 +102,8 @@ def _pictures(
     """Views, the map and the maps of several epochs; returns the ids of the samples on the map."""
     seed = opened.config.seed
     parts["strips"] = draw_strips(data, opened.views(), seed)
-    snapshots = read_snapshots(Run(opened.path).snapshots) if _own(opened, data) else []
+    own = _own(opened, data)
+    snapshots = [] if own is None else read_snapshots(Run(opened.path).snapshots, own)
     ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
     parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
     parts["stages"] = draw_stages(snapshots, ids, data.labels is not None, seed)
@@ -121,13 +123,14 @@ def _kin(
     parts["gallery"] = find_kin(compared, data.labels, learned)
 
 
-def _own(opened: OpenedRun, data: ImageData) -> bool:
-    """Whether these are the run's own training samples, whom its snapshots speak of."""
+def _own(opened: OpenedRun, data: ImageData) -> str | None:
+    """The digest of the run's samples if these are its own training samples, whom its snapshots speak of."""
     file = Run(opened.path).samples
     if not file.is_file():
-        return False
+        return None
     own = Samples.read(file)
-    return key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train]) is None
+    same = key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train]) is None
+    return samples_digest(own) if same else None
 
 
 def _why(error: Exception) -> str:

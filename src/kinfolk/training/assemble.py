@@ -137,6 +137,8 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
         detector_args = checked_arguments(
             detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
         )
+    if resumed:  # its weights are in the checkpoint: none are downloaded again
+        config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
         encoder, head = networks(config, FRAMEWORKS[method.framework].channels)

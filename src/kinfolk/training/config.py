@@ -11,7 +11,8 @@ import yaml
 from pydantic import Field, ValidationError
 
 from kinfolk.errors import UsageError
-from kinfolk.training.keys import nearest, parse_settings, refuse_unknown, sentence
+from kinfolk.training.documents import read_yaml
+from kinfolk.training.keys import nearest, parse_settings, refuse_not_finite, refuse_unknown, sentence
 from kinfolk.training.sections import (
     CheckpointConfig,
     DataConfig,
@@ -57,6 +58,7 @@ class TrainConfig(Section):
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
         """Checks a nested mapping; the first fault is told in one sentence."""
         refuse_unknown(document, cls, where)
+        refuse_not_finite(document)
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -65,13 +67,7 @@ class TrainConfig(Section):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Reads a YAML document, such as a run's config.yaml."""
-        try:
-            document = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(document, dict):
-            raise UsageError(f"{path} must hold a mapping of settings, not {type(document).__name__}")
-        return cls.of(document, str(path))
+        return cls.of(read_yaml(Path(path)), str(path))
 
     def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
         """A copy with `section.key` set to a value: `["detector.alpha=0.02"]` (values are YAML) or `{"detector.alpha": 0.02}`."""

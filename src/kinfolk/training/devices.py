@@ -31,6 +31,11 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
+    if config.sync_batchnorm and accelerator == "cpu" and devices * config.num_nodes > 1:
+        raise UsageError(
+            "`trainer.sync_batchnorm` (=true) needs GPUs: torch has no BatchNorm over several processes on a CPU; leave it out, and each "
+            "process has the statistics of its own part of the batch"
+        )
     precision = _precision(accelerator) if config.precision == "auto" else config.precision
     compiles = accelerator == "cuda" if config.compile == "auto" else config.compile
     return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision, "compile": compiles})

@@ -8,13 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
+from kinfolk.data.samples import Samples
 from kinfolk.data.tokenizer import Tokenizer
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks import Framework
 from kinfolk.kinship import select
 from kinfolk.pairs import LEFT_OUT, Block
 from kinfolk.training.assemble import build_framework
+from kinfolk.training.changes import require_identity
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
@@ -23,10 +26,17 @@ from kinfolk.training.run import Run
 def trained(config: TrainConfig, run: Run, data: ImageData, tokenizer: Tokenizer | None = None) -> Framework:
     """The framework with its state per sample as the last checkpoint has it, in evaluation mode."""
     checkpoint = read_checkpoint(run.checkpoint)
+    require_identity(checkpoint["kinfolk"], config, *_samples_of(run), run.checkpoint)
     framework = build_framework(config, data, tokenizer, resumed=True)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
     framework.load_state_dict({name.removeprefix("framework."): value for name, value in checkpoint["state_dict"].items()})
     return framework.eval()
+
+
+def _samples_of(run: Run) -> tuple[str, int]:
+    """The digest of the run's samples, and how many are for training."""
+    samples = Samples.read(run.samples)
+    return samples_digest(samples), samples.num_train
 
 
 @torch.no_grad()

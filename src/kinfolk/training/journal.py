@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.files import append_line
 from kinfolk.stats import Stats
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run import Run
@@ -74,10 +74,7 @@ class Journal(pl.Callback):
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
         if trainer.is_global_zero:
-            with open(self.run.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(self.row) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_line(self.run.metrics, json.dumps(self.row))
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
 
     def _tell(self, module: TrainingModule, knn: float | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from kinfolk.errors import UsageError
+from kinfolk.training.documents import parse_yaml
 
 
 def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any
         if not equals or not key.strip():
             raise UsageError(f"a setting must have the form KEY=VALUE, as in optimizer.lr=0.1; received {setting!r}")
         try:
-            parsed[key.strip()] = _number(yaml.safe_load(text))
+            parsed[key.strip()] = _number(parse_yaml(text))
         except yaml.YAMLError:
             raise UsageError(f"the value of `{key.strip()}` cannot be read: {text!r}; quote it if it holds special characters") from None
     return parsed
@@ -60,6 +62,15 @@ def refuse_unknown(document: Mapping[str, Any], model: type[BaseModel], where: s
             if not isinstance(value, Mapping):
                 raise UsageError(f"`{prefix}{key}` (={value!r}) is a section with the keys {', '.join(section.model_fields)}")
             refuse_unknown(value, section, where, f"{prefix}{key}.")
+
+
+def refuse_not_finite(document: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises for a number that is not finite, in any section: a dump as JSON would turn it into null, and messages would say so."""
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            refuse_not_finite(value, f"{prefix}{key}.")
+        elif any(isinstance(each, float) and not math.isfinite(each) for each in (value if isinstance(value, list | tuple) else (value,))):
+            raise UsageError(f"`{prefix}{key}` (={value}) must be a finite number")
 
 
 def sentence(error: ValidationError, prefix: str = "") -> str:

@@ -83,7 +83,8 @@ def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int
         return None, None
     bank = _drawn(bank, max_samples, seed, "bank")
     for split in splits:
-        ids = torch.tensor([i for i, name in enumerate(data.samples.splits) if name == split and labelled[i]], dtype=torch.int64)
+        ids = torch.from_numpy(data.samples.rows_of(split))
+        ids = ids[labelled[ids]]
         if len(ids):
             return bank, _drawn(data.once(ids), max_samples, seed, "queries")
     return bank, None

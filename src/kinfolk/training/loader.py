@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.seeding import generator
-from kinfolk.errors import UsageError
+from kinfolk.data.stream import StreamedPixels, StreamOrder
+from kinfolk.errors import KinfolkError, UsageError
+
+AHEAD = 4
+"""Batches of streamed data that are read at the same time, so that no decoder waits for the last image of a batch."""
 
 
 class PixelSource(Protocol):
@@ -39,7 +44,10 @@ class BatchLoader:
 
     The joined batch of a step is `batch_size` ids of the epoch's permutation, or of the `order` that is asked for at its beginning; rank r
     holds the r-th part of it, so that the parts in the order of ranks are the batch one process would have. The last, smaller batch of an
-    epoch is dropped. The next batch is read while the current one is trained on.
+    epoch is dropped. The next batch is read while the current one is trained on; of streamed data, the next few.
+
+    Of streamed data (`data.stream`) the order is that of its shards, and an image that turns out to be corrupt is left out of its batch,
+    which is then smaller. The order does not depend on what was refused, so a position means the same samples at any time.
 
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers; with `text` also
@@ -64,6 +72,7 @@ class BatchLoader:
             raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
         self.data, self.batch_size, self.seed = data, batch_size, seed
         self.rank, self.world_size, self.order, self.text = rank, world_size, order, text
+        self._stream: StreamedPixels | None = getattr(data, "stream", None)
         self.epoch = 0
         self.position = 0
 
@@ -84,14 +93,20 @@ class BatchLoader:
         epoch, order = self.epoch, self._order(self.epoch)
         if self.position >= len(self):
             return
-        with ThreadPoolExecutor(1, "kinfolk-batches") as reader:
-            coming = reader.submit(self._read, order, epoch, self.position)
-            while self.position < len(self):
-                batch = coming.result()
-                self.position += 1
-                if self.position < len(self):
-                    coming = reader.submit(self._read, order, epoch, self.position)
-                yield batch
+        ahead = 1 if self._stream is None else AHEAD
+        with ThreadPoolExecutor(ahead, "kinfolk-batches") as reader:
+            first = range(self.position, min(self.position + ahead, len(self)))
+            coming = deque(reader.submit(self._read, order, epoch, step) for step in first)
+            try:
+                while coming:
+                    batch = coming.popleft().result()
+                    self.position += 1
+                    if self.position + len(coming) < len(self):
+                        coming.append(reader.submit(self._read, order, epoch, self.position + len(coming)))
+                    yield batch
+            finally:
+                for each in coming:
+                    each.cancel()
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
@@ -99,24 +114,33 @@ class BatchLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
 
-    def _order(self, epoch: int) -> Tensor:
+    def _order(self, epoch: int) -> Tensor | StreamOrder:
         chosen = None if self.order is None else self.order(generator(self.seed, "batches", epoch), self.batch_size)
+        if chosen is None and self._stream is not None:
+            return self._stream.order(self.seed, epoch)
         if chosen is None:
             return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
         assert len(chosen) == len(self) * self.batch_size, "as many batches as the schedule of the learning rate goes by"
         return chosen
 
-    def _part(self, order: Tensor, step: int) -> Tensor:
+    def _part(self, order: Tensor | StreamOrder, step: int) -> Tensor:
         share = self.batch_size // self.world_size
         start = step * self.batch_size + self.rank * share
         return order[start : start + share]
 
-    def _read(self, order: Tensor, epoch: int, step: int) -> dict[str, Any]:
+    def _read(self, order: Tensor | StreamOrder, epoch: int, step: int) -> dict[str, Any]:
         ids = self._part(order, step)
-        batch = {"pixels": self.data.pixels(ids), "aspect": self.data.aspect(ids), "ids": ids, "epoch": epoch, "step": step}
+        if self._stream is None:
+            pixels, aspect, kept = self.data.pixels(ids), self.data.aspect(ids), torch.arange(len(ids))
+        else:
+            pixels, aspect, kept = self._stream.read(ids)
+            if not len(pixels):
+                raise KinfolkError(f"all {len(ids)} images of batch {step + 1} of epoch {epoch + 1} were refused; see the quarantine file")
+        ids = ids[kept]
+        batch = {"pixels": pixels, "aspect": aspect, "ids": ids, "epoch": epoch, "step": step}
         if self.text is not None:  # drawn for the joined batch, so that the ranks' captions are those one process would have
             uniform = torch.rand(self.batch_size, generator=generator(self.seed, "captions", epoch, step))
             share = self.batch_size // self.world_size
-            mine = uniform[self.rank * share : (self.rank + 1) * share]
+            mine = uniform[self.rank * share : (self.rank + 1) * share][kept]
             batch |= {"tokens": self.text.draw(ids, mine), "groups": self.text.groups[ids]}
         return batch

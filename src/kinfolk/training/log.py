@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from kinfolk.errors import KinfolkWarning
+from kinfolk.files import telling
+from kinfolk.foreign import printable
 
 FILE_ONLY = "file_only"
 """Key of a log record's `extra`: True keeps it off the screen."""
@@ -25,7 +27,21 @@ class _Screen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not getattr(record, FILE_ONLY, False):
-            self.console.print(record.getMessage(), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
+
+
+class _File(logging.FileHandler):
+    """Writes lines of printable text. A log that can't be written, as on a full disk, ends no training."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 — logging's name
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 @contextmanager
@@ -34,7 +50,8 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
     logger = logging.getLogger("kinfolk")
     handlers: list[logging.Handler] = []
     if file is not None:
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        with telling(file):
+            handlers.append(_File(file, encoding="utf-8", errors="backslashreplace"))
         handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if console is not None:
         handlers.append(_Screen(console))

@@ -5,6 +5,7 @@ Dimension key: B batch, V views, N data set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,7 @@ from kinfolk import distributed
 from kinfolk.data.seeding import derive_seed, generator
 from kinfolk.errors import KinfolkError
 from kinfolk.stores.exact import finite
+from kinfolk.training.grad_cache import encoders_of, in_chunks
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class TrainingModule(pl.LightningModule):
         epochs, seed: of the whole training.
         channels_last: memory layout of views and encoder.
         text: the samples' captions, for a framework that learns from them.
+        chunk_size: samples of this rank whose activations are held at a time; None: the whole batch. See `grad_cache.py`.
         look_every: steps after which an accelerator is asked whether all losses were finite.
     """
 
@@ -65,16 +68,21 @@ class TrainingModule(pl.LightningModule):
         seed: int,
         channels_last: bool = True,
         text: TextSource | None = None,
+        chunk_size: int | None = None,
         look_every: int = 50,
     ) -> None:
         super().__init__()
-        self.text, self.look_every = text, look_every
+        self.text, self.chunk_size, self.look_every = text, chunk_size, look_every
         self.framework, self.data, self.views, self.optimizer_factory = framework, data, views, optimizers
         self.method, self.batch_size, self.epochs, self.seed = method, batch_size, epochs, seed
         self.loader: BatchLoader | None = None
         self.last: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
+        self.kept: Callable[[], str] = lambda: "no checkpoint was saved"
         self._broken: Tensor | None = None  # on an accelerator: the number of the first step whose loss is not finite, −1 before it
         self.channels_last = channels_last and not _crashes_channels_last(framework)
+        for part in framework.modules():
+            if type(part) is nn.Conv2d and part.kernel_size != (1, 1):
+                part.__class__ = OnePixelConv2d
         if self.channels_last:
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -103,7 +111,9 @@ class TrainingModule(pl.LightningModule):
         self.framework.set_progress(epoch, self.epochs)
         self.framework.hear("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
-        loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
+        chunks = 1 if self.chunk_size is None else math.ceil(len(batch["ids"]) / self.chunk_size)
+        with in_chunks(encoders_of(self.framework), max(1, chunks)):
+            loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last = batch["epoch"], batch["step"], batch["ids"]
         self._look_at(loss)
         return loss
@@ -131,7 +141,7 @@ class TrainingModule(pl.LightningModule):
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed.device.type == "cpu":
             if failed:
-                raise self._not_finite(f"the loss of {self.method} is {loss.item()}", *self.last)
+                raise self.not_finite(f"the loss of {self.method} is {loss.item()}", *self.last)
             return
         number = self.last[0] * self._steps_per_epoch + self.last[1]
         before = torch.full_like(failed, -1) if self._broken is None else self._broken
@@ -143,7 +153,7 @@ class TrainingModule(pl.LightningModule):
         if first >= 0:
             epoch, step = divmod(first, self._steps_per_epoch)
             assert self.loader is not None
-            raise self._not_finite(f"the loss of {self.method} is not finite", epoch, step, self.loader.ids(epoch, step))
+            raise self.not_finite(f"the loss of {self.method} is not finite", epoch, step, self.loader.ids(epoch, step))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx % self.look_every == 0 or batch_idx + 1 == self._steps_per_epoch:
@@ -159,21 +169,39 @@ class TrainingModule(pl.LightningModule):
     def require_finite(self, values: Tensor, what: str) -> None:
         """Raises if what the encoder gave after the last step is not finite; called on rank zero between two steps."""
         if not values.isfinite().all():
-            raise self._not_finite(f"the {what} that {self.method} learns are not finite", *self.last)
+            raise self.not_finite(f"the {what} that {self.method} learns are not finite", *self.last)
 
-    def _not_finite(self, what: str, epoch: int, step: int, ids: Tensor) -> NonFiniteLossError:
+    def not_finite(self, what: str, epoch: int, step: int, ids: Tensor) -> NonFiniteLossError:
+        """The error of a training that diverged: what, where, what there is to go on from, and what to do."""
         return NonFiniteLossError(
-            f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1}); the last good checkpoint was kept. With the same "
+            f"{what} at step {self.global_step} (epoch {epoch + 1}, batch {step + 1}); {self.kept()}. With the same "
             "settings it would come to the same: try a lower learning rate or a higher temperature. "
             f"Sample ids of the batch: {', '.join(map(str, ids.tolist()[:512]))}"
         )
 
 
+class OnePixelConv2d(nn.Conv2d):
+    """A convolution that is computed in 32 bits where its input is one pixel wide or high, on a CPU under autocast.
+
+    There oneDNN leaves the gradient of the taps that see only padding unwritten, in bfloat16: strided 3×3 and any 5×5 kernels gave random
+    numbers up to NaN, in both memory layouts (oneDNN v3.12, torch 2.13). Small views through a stem for large ones come to that.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if input.device.type != "cpu" or min(input.shape[-2:]) > 1 or not torch.is_autocast_enabled("cpu"):
+            out: Tensor = super()._conv_forward(input, weight, bias)
+            return out
+        with torch.autocast("cpu", enabled=False):
+            out = super()._conv_forward(input.float(), weight.float(), None if bias is None else bias.float())
+        return out
+
+
 def _crashes_channels_last(module: nn.Module) -> bool:
-    """Whether a part is a strided 1×1 convolution of 2 to 7 channels, whose gradient in channels-last layout oneDNN writes beyond its
-    memory on the CPU (torch 2.13)."""
+    """Whether a part is a strided 1×1 convolution of 2 to 15 channels a group. Its weight gradient in channels-last layout makes oneDNN
+    write beyond its workspace on a CPU: with AVX-512 below 16 channels, with AVX2 below 8 (oneDNN issue 6035, open in v3.12 with
+    torch 2.13). From 9 channels on it was not seen to crash."""
     convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
-    return any(part.in_channels < 8 and part.kernel_size == (1, 1) and part.stride != (1, 1) for part in convolutions)
+    return any(1 < part.in_channels // part.groups < 16 and part.kernel_size == (1, 1) and part.stride != (1, 1) for part in convolutions)
 
 
 def _buffers_outside_norms(module: nn.Module) -> list[str]:

@@ -18,10 +18,12 @@ from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.embed import Preparation, embed
 from kinfolk.evaluation.paired import Towers
+from kinfolk.foreign import shown
 from kinfolk.models.feature_map import FeatureMap
 from kinfolk.models.pair import TOWERS, Pair, begin_from
-from kinfolk.models.weights import load_encoder
+from kinfolk.models.weights import WEIGHTS, load_encoder
 from kinfolk.training.assemble import build_views, networks
+from kinfolk.training.changes import settings_digest, shaping
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run import Run
 from kinfolk.training.sections import DataConfig
@@ -37,8 +39,15 @@ class OpenedRun:
     config: TrainConfig
 
     def encoder(self) -> nn.Module:
-        """The encoder, in evaluation mode."""
-        return load_encoder(self.path)[0]
+        """The encoder, in evaluation mode; one that another run has exported is refused."""
+        encoder, meta = load_encoder(self.path)
+        wanted = settings_digest(shaping(self.config))
+        if "settings" in meta and meta["settings"] != wanted:
+            raise KinfolkError(
+                f"{self.path / WEIGHTS} is not of this run: it was exported with other settings (digest "
+                f"{shown(str(meta['settings']))[:8]}, config.yaml has {wanted[:8]}); put the run's own file or config.yaml back"
+            )
+        return encoder
 
     def towers(self) -> Towers:
         """Both towers of a run that learnt from captions, in evaluation mode, on the first accelerator there is."""
@@ -50,7 +59,8 @@ class OpenedRun:
         if not file.is_file():
             raise UsageError(f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet")
         tokenizer = read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
-        pair = Pair(*networks(self.config, (3,)), *text_networks(self.config, tokenizer))
+        bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})  # the file has all weights
+        pair = Pair(*networks(bare, (3,)), *text_networks(bare, tokenizer))
         begin_from(pair, file)
         return Towers(pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -89,7 +99,7 @@ class OpenedRun:
 
     def _opened(self, source: str, labels_from_folders: bool, own: DataConfig) -> Source:
         """Another source: a table of the columns the run's own has, or else of the usual ones."""
-        changed = {"source": source, "labels_from_folders": labels_from_folders}
+        changed = {"source": source, "labels_from_folders": labels_from_folders, "streaming": False}
         try:
             return open_data(None, self.config.model_copy(update={"data": own.model_copy(update=changed)}))
         except KinfolkError:

@@ -12,10 +12,12 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from kinfolk import distributed
 from kinfolk.data.images import ImageData
 from kinfolk.data.views import Views
-from kinfolk.evaluation.embed import Tracker
-from kinfolk.evaluation.embed_parts import embed_in_parts
+from kinfolk.evaluation.embed import Tracker, embed, evaluating
+from kinfolk.evaluation.embed_parts import embed_in_parts, share_statistics
+from kinfolk.stores.collected import Collected
 from kinfolk.training.module import TrainingModule
 
 
@@ -26,6 +28,10 @@ class Refresh(pl.Callback):
     What a refresh leads to is state of the framework, so it is in the checkpoint: an epoch that is resumed in its middle is not refreshed
     again, and one that is resumed at its beginning is refreshed as if nothing had happened. The optimiser forgets the momentum of what the
     framework has set anew. Must come before the journal, whose seconds of an epoch do not count it.
+
+    Of streamed data there is no pass over all images: in the epoch before a refresh each batch is embedded, without augmentation, right
+    after its step, and the refresh takes these embeddings, which are up to an epoch old. That costs the forward pass that the pass over all
+    images would have cost, and saves reading them a second time. The few samples that the epoch left out are read for the refresh.
 
     Args:
         data: its training samples are embedded, without augmentation, where the framework does not know their features anyway.
@@ -40,6 +46,23 @@ class Refresh(pl.Callback):
     ) -> None:
         self.data, self.views, self.epochs, self.autocast, self.progress = data, views, epochs, autocast, progress
         self.seconds: float | None = None
+        self.collected: Collected | None = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Embeds the batch of a streamed epoch that a refresh will follow."""
+        assert isinstance(module, TrainingModule)
+        framework, coming = module.framework, trainer.current_epoch + 1
+        if self.data.stream is None or framework.collects or coming >= self.epochs or not framework.due(coming):
+            return
+        device, projected = module.device, framework.space == "projected"
+        with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            views = self.views.evaluate(batch["pixels"], batch["aspect"])
+            with torch.autocast(device.type, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
+                z = framework.embed(views) if projected else framework.features(views)
+        ids, z = distributed.joined(batch["ids"].to(device), z.float())
+        if self.collected is None:
+            self.collected = Collected(self.data.num_train)
+        self.collected.write(ids.cpu(), z.cpu())
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Called at the beginning of an epoch only."""
@@ -71,10 +94,13 @@ class Refresh(pl.Callback):
         return {} if self.seconds is None else {"refresh_seconds": self.seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds}
+        return {"seconds": self.seconds, "collected": None if self.collected is None else self.collected.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seconds = state["seconds"]
+        if state.get("collected") is not None:
+            self.collected = Collected(self.data.num_train)
+            self.collected.load_state_dict(state["collected"])
 
     def _features(self, module: TrainingModule) -> Tensor | None:
         """(N, F) what is clustered, the same on all ranks; None where it was collected during the epoch."""
@@ -84,6 +110,8 @@ class Refresh(pl.Callback):
         projected = framework.space == "projected"
         if projected and framework.known_features is not None:
             return framework.known_features
+        if self.collected is not None:
+            return self._completed(module, projected)
         return embed_in_parts(
             framework.refresh_model,
             self.data,
@@ -94,3 +122,15 @@ class Refresh(pl.Callback):
             progress=self.progress,
             projected=projected,
         )
+
+    def _completed(self, module: TrainingModule, projected: bool) -> Tensor:
+        """(N, F) what was collected in the last epoch, and the embeddings of the samples that it left out."""
+        assert self.collected is not None
+        features, left_out = self.collected.features, (~self.collected.seen).nonzero()[:, 0]
+        self.collected = None
+        if len(left_out):
+            share_statistics(module.framework)
+            features[left_out] = embed(
+                module.framework, self.data, self.views, left_out, device=module.device, autocast=self.autocast, projected=projected
+            )
+        return features

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.errors import UsageError
-from kinfolk.training.checkpoint import UNFINISHED, write_text
+from kinfolk.errors import KinfolkWarning, UsageError
+from kinfolk.files import UNFINISHED, write_text
+from kinfolk.foreign import shown
+from kinfolk.training.documents import about_torn, read_rows
 from kinfolk.training.hold import LOCK
 
 WRITTEN = (
@@ -34,6 +37,9 @@ WRITTEN = (
     ".launch",
 )
 """Everything kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
+
+BEFORE_CONFIG = ("cache", ".launch", "samples.parquet", "quarantine.csv", "tokenizer.json")
+"""What of that is there before config.yaml, the last thing that a start writes."""
 
 LEFTOVERS = (UNFINISHED, ".partial", ".part")
 
@@ -78,6 +84,11 @@ class Run:
     def checkpoint(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
 
+    def older_checkpoints(self) -> list[Path]:
+        """Those before `checkpoint`, the newest first."""
+        numbered = {path: path.stem.removeprefix("last-") for path in self.checkpoint.parent.glob("last-*.ckpt")}
+        return sorted((path for path, number in numbered.items() if number.isdecimal()), key=lambda path: int(numbered[path]))
+
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
@@ -96,15 +107,21 @@ class Run:
         return self.path / ".launch"
 
     @property
+    def handover(self) -> Path:
+        """Where rank zero notes which data the others are to map."""
+        return self.path / "cache" / "handover.json"
+
+    @property
     def exists(self) -> bool:
         """Whether anything of a run is there."""
         return any((self.path / name).exists() for name in WRITTEN)
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, one for each finished epoch."""
-        if not self.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        """The lines of metrics.jsonl, one for each finished epoch; warns of those that are torn."""
+        rows, torn = read_rows(self.metrics)
+        if torn:
+            warnings.warn(about_torn(self.metrics, torn), KinfolkWarning, stacklevel=2)
+        return rows
 
     def require_own(self) -> None:
         """Refuses a folder that holds something else than a run, or the beginning of one."""
@@ -112,17 +129,25 @@ class Run:
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         if not self.path.is_dir() or self.config.exists() or self.samples.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in ("cache", ".launch", LOCK))
+        foreign = sorted(entry.name for entry in self.path.iterdir() if not self._of_a_start(entry))
         if foreign:
-            raise UsageError(f"`out` (={self.path}) holds no run, but other things, such as {foreign[0]}; give another folder")
+            raise UsageError(f"`out` (={self.path}) is not a run folder (it contains {shown(foreign[0])}); give another folder")
 
     def require_unused(self) -> None:
-        """Refuses a folder that is in use. What a start that failed has read already, the cache, is not in the way."""
+        """Refuses a folder that is in use. What a start that failed or was killed has left is not in the way."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
-        if self.path.is_dir() and any(entry.name not in ("cache", LOCK) for entry in self.path.iterdir()):
+        if self.path.is_dir() and not all(self._of_a_start(entry) for entry in self.path.iterdir()):
             what = "already holds a run" if self.exists else "is not empty"
             raise UsageError(f"`out` (={self.path}) {what}; resume it, overwrite it, or give another folder")
+
+    def _of_a_start(self, entry: Path) -> bool:
+        """Whether a file is one that is written before config.yaml, so that it says nothing of a run that has begun."""
+        return entry.name in (*BEFORE_CONFIG, LOCK) or (entry.name.endswith(LEFTOVERS) and self._is_own(entry))
+
+    @staticmethod
+    def _is_own(entry: Path) -> bool:
+        return any(entry.name.startswith(name.partition(".")[0] + ".") for name in WRITTEN)
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
         """Removes what a run wrote, and nothing else; of that not what `keep` names."""
@@ -142,20 +167,15 @@ class Run:
         folders = (self.path, self.path / "checkpoints", self.path / "eval", self.snapshots)
         for entry in [entry for folder in folders for suffix in LEFTOVERS for entry in folder.glob(f"*{suffix}")]:
             inside = entry.parent != self.path
-            if entry.is_file() and (inside or any(entry.name.startswith(name.partition(".")[0] + ".") for name in WRITTEN)):
+            if entry.is_file() and (inside or self._is_own(entry)):
                 entry.unlink()
 
     def cut_metrics(self, step: int) -> None:
-        """Drops the lines after `step`, and a half-written one: what the resumed training will write again."""
+        """Drops the lines after `step`, and torn ones: what the resumed training will write again. A torn line before the last, which no
+        killed process leaves, is warned of."""
         if not self.metrics.exists():
             return
-        kept = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if row["step"] > step:
-                break
-            kept.append(line + "\n")
-        write_text(self.metrics, "".join(kept))
+        rows, torn = read_rows(self.metrics)
+        if torn and torn[0] <= len(rows):
+            warnings.warn(about_torn(self.metrics, torn), KinfolkWarning, stacklevel=2)
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step))

@@ -32,6 +32,11 @@ class DataConfig(Section):
     split_column: str | None = None
     pixel_cap: int = Field(default=50_000_000, ge=1, description="larger pictures are refused by their header")
     workers: int | None = Field(default=None, ge=0, description="decoding processes; None: one per core")
+    streaming: bool = Field(
+        default=False,
+        description="read shards or files in every epoch instead of keeping all pixels decoded: for data larger than the disk",
+    )
+    shuffle_buffer: int = Field(default=10_000, ge=1, description="samples of consecutive shards that are shuffled together when streaming")
     cache_dir: str | None = Field(
         default=None, description="folder of the pixel cache; None: memory, or the run's folder where that is too small"
     )
@@ -108,6 +113,11 @@ class TrainerConfig(Section):
     num_nodes: int = Field(default=1, ge=1)
     strategy: str = "auto"
     accumulate: int = Field(default=1, ge=1, description="batches for each optimiser step; adds no negatives")
+    chunk_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="samples of a device whose activations are held at a time (GradCache); the loss sees the whole batch",
+    )
     channels_last: bool = True
     compile: bool | Literal["auto"] = Field(default="auto", description="the loss through torch.compile; auto: on a GPU")
     sync_batchnorm: bool = False
@@ -134,6 +144,8 @@ class CheckpointConfig(Section):
 
     every_epochs: int = Field(default=1, ge=1)
     every_minutes: float | None = Field(default=10, gt=0, description="also within an epoch, as soon as so much time has passed; None: not")
+    keep: int = Field(default=2, ge=1, description="the newest so many: last.ckpt, last-1.ckpt, …")
+    best: bool = Field(default=False, description="also best.ckpt, that of the epoch with the highest kNN accuracy")
 
 
 class SnapshotConfig(Section):

@@ -12,17 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
 from kinfolk.data.seeding import generator
 from kinfolk.data.views import Views
+from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.embed import embed
-from kinfolk.training.checkpoint import write_atomically
+from kinfolk.files import check_safetensors, write_safetensors
 from kinfolk.training.clusters import accepted_labels
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run import Run
 from kinfolk.training.sections import SnapshotConfig
+
+SAMPLES = "kinfolk.samples"
+"""Key of the digest of the list of samples that the ids are of."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Snapshots:
         self.epochs = snapshot_epochs(config.epochs, epochs)
         order = torch.randperm(data.num_train, generator=generator(seed, "snapshots"))
         self.ids = order[: config.samples].sort().values
+        self.samples = samples_digest(data.samples) if self.epochs else ""
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         if epoch not in self.epochs:
@@ -58,7 +63,7 @@ class Snapshots:
         labels_N = accepted_labels(module.framework)
         if labels_N is not None:
             tensors["pseudo"] = labels_N.cpu()[self.ids]
-        write_atomically(snapshot_file(self.run.snapshots, epoch), lambda file: file.write(save(tensors)))
+        write_safetensors(snapshot_file(self.run.snapshots, epoch), tensors, {SAMPLES: self.samples})
         return {}
 
 
@@ -74,18 +79,23 @@ def snapshot_epochs(number: int, epochs: int) -> set[int]:
     return {1 + round(at * (epochs - 1) / (number - 1)) for at in range(number)}
 
 
-def read_snapshots(folder: Path) -> list[Snapshot]:
-    """All of a run, in order; empty where there are none. What can't be read is left out."""
-    found = (_read(path) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of))
+def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
+    """All of a run, in order; empty where there are none. What can't be read is left out, and what is not of these samples, where their
+    digest is given."""
+    found = (_read(path, samples) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of))
     return [snapshot for snapshot in found if snapshot is not None]
 
 
-def _read(path: Path) -> Snapshot | None:
+def _read(path: Path, samples: str | None) -> Snapshot | None:
     try:
         with safe_open(path, "numpy") as file:
+            about = file.metadata() or {}
+            check_safetensors(path, about, own=True)
+            if samples is not None and about.get(SAMPLES) != samples:
+                return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
         return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
-    except (SafetensorError, OSError, KeyError):
+    except (KinfolkError, SafetensorError, OSError, KeyError):
         return None
 
 

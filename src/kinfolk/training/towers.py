@@ -9,7 +9,7 @@ from torch import nn
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.samples import Samples
-from kinfolk.data.text import TextData, every_caption, require_captions
+from kinfolk.data.text import StreamedText, TextData, every_caption, require_captions
 from kinfolk.data.tokenizer import Tokenizer, read_tokenizer, train_tokenizer
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import FRAMEWORKS
@@ -25,12 +25,13 @@ def learns_from_text(config: TrainConfig) -> bool:
     return "text" in FRAMEWORKS[parse(config.method).framework].modalities
 
 
-def read_text(images: ImageData, config: TrainConfig, run: Run, known: bool) -> TextData | None:
+def read_text(images: ImageData, config: TrainConfig, run: Run, known: bool) -> TextData | StreamedText | None:
     """The captions of all samples; None for a method that needs none. `known`: the run has its tokenizer already."""
     if not learns_from_text(config):
         return None
     require_captions(images.samples)
-    return TextData(images.samples, _tokenizer(images.samples, config, run, known))
+    tokenizer = _tokenizer(images.samples, config, run, known)
+    return TextData(images.samples, tokenizer) if images.stream is None else StreamedText(images.samples, tokenizer)
 
 
 def _tokenizer(samples: Samples, config: TrainConfig, run: Run, known: bool) -> Tokenizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from kinfolk.data.handover import hand_over, take_over
+from kinfolk.data.identity import samples_digest
+from kinfolk.data.images import ImageData
 from kinfolk.data.sources import Source
 from kinfolk.doubts import doubt_silence
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import plain_errors
 from kinfolk.models.pair import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
-from kinfolk.training.changes import refuse_changes
+from kinfolk.training.changes import identity, refuse_changes
+from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.devices import global_rank
@@ -29,11 +35,20 @@ from kinfolk.training.loader import BatchLoader
 from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
-from kinfolk.training.ranks import announce, wait_for
+from kinfolk.training.ranks import announce, naming_lost_ranks, sign_in, telling_others, together, wait_for
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run import Run
 from kinfolk.training.snapshots import Snapshots
-from kinfolk.training.start import last_state, num_processes, open_data, read_data, require_same, tell_start, write_start
+from kinfolk.training.start import (
+    last_state,
+    nothing_begun,
+    num_processes,
+    open_data,
+    read_data,
+    require_same,
+    tell_start,
+    write_start,
+)
 from kinfolk.training.towers import read_text
 from kinfolk.training.trainer import build_trainer
 
@@ -72,22 +87,47 @@ def train(
         raise UsageError("`resume` and `overwrite` exclude each other; give one of them")
     run = Run(Path(out))
     stored = TrainConfig.load(run.config) if resume and run.config.exists() else None
+    if resume and stored is None and data is None and recipe is None:
+        raise UsageError(nothing_begun(run))
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     with held_warnings() as notes:
         config = placed(assemble(stored, recipe, named, settings))
-    source = open_data(data, config, run)
-    config = fit_to_data(config, source)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
-    if run.rank == 0 and (resume or overwrite):
-        run.require_own()
-    if stored is not None:
-        refuse_changes(stored, config)
-    elif run.rank == 0 and not resume and not overwrite:
-        run.require_unused()
+    several = num_processes(config) > 1
     console = Console(stderr=True) if progress and run.rank == 0 else None
-    with held(run.path, run.rank), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    sign_in(run.rank, several)
+    with ExitStack() as stack:
+        with telling_others(run.launch, run.rank, several):
+            if run.rank == 0 and (resume or overwrite):
+                run.require_own()
+            elif run.rank == 0:
+                run.require_unused()
+            stack.enter_context(held(run.path, run.rank))
+        stack.enter_context(together(run.launch, run.rank, several))
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        stack.enter_context(plain_errors(run.path))
+        if run.rank > 0:
+            return _help(run, data, config.epochs, resume)
+        source = open_data(data, config, run)  # the others hear by now that rank zero is at work
+        config = fit_to_data(config, source)
+        if stored is not None:
+            refuse_changes(stored, config)
         return _run(run, config, source, resume, overwrite, console, notes)
+
+
+def _help(run: Run, data: Data | None, epochs: int, resume: bool) -> Run:
+    """Another rank: waits until rank zero has prepared everything and maps its data; lists and reads the source only where the cache is
+    not there, as on another machine with a cache folder of its own."""
+    wait_for(run.launch)
+    config = TrainConfig.load(run.config)
+    state: dict[str, Any] | None = read_checkpoint(run.checkpoint)["kinfolk"] if resume and run.checkpoint.exists() else None
+    if state is not None and state["epoch"] >= epochs:  # there is nothing to resume, as rank zero says
+        return run
+    images = take_over(run.handover)
+    if images is None:
+        images = read_data(open_data(data, config, run), config, run, several=True, progress=False)
+    return _fit(run, config, images, state, overwrite=False, console=None)
 
 
 def _run(
@@ -95,18 +135,34 @@ def _run(
 ) -> Run:
     """Nothing is written, and with `overwrite` nothing removed, before data and method are known to be good."""
     several = num_processes(config) > 1
-    if run.rank > 0:
-        wait_for(run.launch)
-    state = last_state(run, source) if resume else None
-    if state is not None and state["finished"]:
-        if several and run.rank == 0:
+    with held_warnings() as passed_over:
+        state = last_state(run, source, config) if resume else None
+    if state is not None and state["epoch"] >= config.epochs:
+        if several:
             announce(run.launch)
         with logging_to(None, console):
             LOG.info("%s", f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume")
         return run
     images = read_data(source, config, run, several, progress=console is not None)
-    if state is not None and run.rank == 0:
+    if state is not None:
         require_same(run, images)
+    source.release()
+    return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over))
+
+
+def _fit(
+    run: Run,
+    config: TrainConfig,
+    images: ImageData,
+    state: dict[str, Any] | None,
+    overwrite: bool,
+    console: Console | None,
+    notes: Sequence[str] = (),
+) -> Run:
+    """The training itself, on any rank."""
+    several = num_processes(config) > 1
+    if images.stream is not None:
+        images.stream.note = run.quarantine
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with held_warnings() as doubts:
@@ -120,6 +176,7 @@ def _run(
     if run.rank == 0:
         write_start(run, config, images, state, overwrite, text)
         if several:
+            hand_over(images, run.handover)
             announce(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
         tell_start(run, config, images, state)
@@ -136,21 +193,26 @@ def _run(
             seed=config.seed,
             channels_last=config.trainer.channels_last,
             text=text,
+            chunk_size=config.trainer.chunk_size,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
+        own = identity(config, samples_digest(images.samples), images.num_train)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
+        meta |= {"samples": own["samples"], "settings": own["settings_digest"]}
         trainer = build_trainer(
             config,
             run,
-            0 if state is None else state["step"],
+            state,
+            own,
             [knn, ClusterQuality(images, config.knn.nmi_normaliser), refresh, _figures, snapshots],
             refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
             console,
         )
         try:
-            trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
+            with naming_lost_ranks(lambda: module.kept()) if several else nullcontext():
+                trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
         except KinfolkError as error:
             LOG.error("%s", error, extra={FILE_ONLY: True})
             raise
@@ -166,4 +228,4 @@ def _figures(module: TrainingModule, epoch: int) -> dict[str, float]:
 def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
     save_encoder(module.framework.encoder, run.path, meta)
     if module.text is not None:
-        save_towers(module.framework, run.path)
+        save_towers(module.framework, run.path, meta)

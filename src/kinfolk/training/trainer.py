@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
@@ -21,18 +22,18 @@ from kinfolk.training.run import Run
 def build_trainer(
     config: TrainConfig,
     run: Run,
-    step: int,
+    state: Mapping[str, Any] | None,
+    identity: Mapping[str, Any],
     measurements: Sequence[Measurement],
     refresh: Refresh,
     export: Callable[[int], None],
     console: Console | None,
 ) -> pl.Trainer:
-    """A trainer that writes into `run`, from optimiser step `step` on."""
-    settings = config.trainer
+    """A trainer that writes into `run`, from the checkpoint on that says `state` of itself, or from the start."""
+    settings, step = config.trainer, 0 if state is None else int(state["step"])
     journal = Journal(run, measurements, settings.log_every)
     bar = ProgressBar(console, journal, config.epochs)
     refresh.progress = bar.track
-    keep = config.checkpoint
     return pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
@@ -48,7 +49,7 @@ def build_trainer(
             refresh,
             journal,
             bar,
-            Keeper(run.checkpoint, config.epochs, keep.every_epochs, keep.every_minutes, export),
+            Keeper(run.checkpoint, config.epochs, config.checkpoint, identity, export, lambda: journal.row.get("knn"), state),
         ],
         plugins=[AtomicCheckpointIO()],
         default_root_dir=run.path,

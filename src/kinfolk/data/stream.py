@@ -1,0 +1,248 @@
+"""Images that are read and decoded whenever they are needed: for data whose decoded pixels fit on no disk.
+
+The table of samples (`stream_index.py`) says where each image lies, so any sample can be read at any time by its id; what makes it
+streaming is the order: shards in a random order, and samples in a random order within a window of consecutive shards, so that reads stay
+close together. The order is a function of seed and epoch, computed window by window.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kinfolk.data.braces import expand
+from kinfolk.data.decode import Place, Read
+from kinfolk.data.difference import shown
+from kinfolk.data.images import ImageData
+from kinfolk.data.quarantine import add_to_quarantine
+from kinfolk.data.samples import Samples
+from kinfolk.data.seeding import generator
+from kinfolk.data.sources import Item, Source
+from kinfolk.data.workers import DecodePool, default_workers
+from kinfolk.errors import KinfolkError, UsageError
+
+LOG = logging.getLogger("kinfolk.data")
+_GONE = ("can't be read", "truncated: the archive")
+
+
+@final
+class StreamOrder:
+    """The training samples of one epoch, each once: shards shuffled, then samples shuffled within windows of `window` samples.
+
+    Args:
+        starts: (S + 1,) the first id of each shard, and the number of training samples.
+        window: samples that are shuffled together; those of several consecutive shards.
+        seed, epoch: what the order is a function of.
+
+    Example:
+        >>> order = StreamOrder(np.array([0, 2, 5]), window=5, seed=0, epoch=0)
+        >>> sorted(order[0:5].tolist())
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, starts: npt.NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
+        self.starts, self.size, self.seed, self.epoch = starts, window, seed, epoch
+        self.shards = torch.randperm(len(starts) - 1, generator=generator(seed, "shards", epoch)).numpy()
+        lengths = np.diff(starts)[self.shards]
+        self.ends = lengths.cumsum()
+        self.window = lru_cache(maxsize=4)(self._window)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, part: slice) -> Tensor:
+        start, stop, _ = part.indices(len(self))
+        windows = range(start // self.size, (max(stop, start + 1) - 1) // self.size + 1)
+        joined = torch.cat([self.window(number) for number in windows])
+        first = windows.start * self.size
+        return joined[start - first : stop - first]
+
+    def _window(self, number: int) -> Tensor:
+        place = np.arange(number * self.size, min((number + 1) * self.size, len(self)))
+        shard = np.searchsorted(self.ends, place, side="right")
+        begin = self.ends[shard] - np.diff(self.starts)[self.shards[shard]]
+        ids = torch.from_numpy(self.starts[self.shards[shard]] + place - begin)
+        return ids[torch.randperm(len(ids), generator=generator(self.seed, "window", self.epoch, number))]
+
+
+@final
+class StreamedPixels:
+    """Reads images by id, in worker processes.
+
+    A corrupt image is refused by name: noted in `quarantine` and in the file `note`, and left out of the batch; it is not tried again.
+    A shard that is missing, shorter than it was, or unreadable ends the training with its name: its samples would silently be missing.
+
+    Args:
+        samples: with `places`.
+        height, width: of the pixels.
+        pixel_cap, workers: see `prepare`.
+        window: of `StreamOrder`.
+
+    Attributes:
+        note: the run's quarantine file, once it trains.
+    """
+
+    note: Path | None = None
+
+    def __init__(self, samples: Samples, height: int, width: int, *, pixel_cap: int, workers: int | None, window: int) -> None:
+        assert samples.places is not None
+        self.samples, self.places, self.height, self.width, self.window = samples, samples.places, height, width, window
+        self.num_train = samples.num_train
+        self.pool = DecodePool(height, width, pixel_cap, default_workers() if workers is None else workers)
+        self.quarantine: list[tuple[str, str]] = []
+        self._lock = threading.Lock()
+        self._bad: set[int] = set()
+        self._aspects = np.zeros(len(samples), dtype=np.float32)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return len(self.samples), self.height, self.width, 3
+
+    def order(self, seed: int, epoch: int) -> StreamOrder | Tensor:
+        """The training samples of an epoch. Files of a folder are read one by one anyway: their order is random altogether."""
+        archive = self.places.archive[: self.num_train]
+        if len(archive) and archive[0] < 0:
+            return torch.randperm(self.num_train, generator=generator(seed, "shuffle", epoch))
+        starts = np.flatnonzero(np.diff(archive, prepend=-1))
+        return StreamOrder(np.append(starts, self.num_train), self.window, seed, epoch)
+
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(G, H, W, 3) pixels, (G,) aspects and (G,) places within `ids` (B,) of the images that are good."""
+        wanted = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
+        rows = ids[wanted].numpy()
+        pixels, reads = self.pool.read(self._places(rows))
+        good = []
+        for place, (id_, read) in enumerate(zip(rows.tolist(), reads, strict=True)):
+            if read.reason is None:
+                good.append(place)
+                self._aspects[id_] = read.width / read.height
+            else:
+                self._refuse(id_, read)
+        if len(good) < len(pixels):
+            pixels = pixels[good]
+        kept = torch.tensor(wanted, dtype=torch.int64)[good]
+        return torch.from_numpy(np.asarray(pixels)), torch.from_numpy(self._aspects[ids[kept].numpy()]), kept
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        """(B, H, W, 3) of all of `ids`, for evaluation; black where the image is refused."""
+        found, _, kept = self.read(ids)
+        if len(kept) == len(ids):
+            return found
+        everything = found.new_zeros((len(ids), *found.shape[1:]))
+        everything[kept] = found
+        return everything
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        """(B,) width / height of the original images; 1 where the image is refused."""
+        rows = ids.numpy()
+        unknown = ids[self._aspects[rows] == 0]
+        if len(unknown):
+            self.read(unknown)
+        found = torch.from_numpy(self._aspects[rows])
+        return found.where(found > 0, 1.0)
+
+    def _places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        archives, numbers = self.places.archives, self.places.archive[rows].tolist()
+        if numbers and numbers[0] < 0:
+            return [f"{archives[0]}/{self.samples.keys[row]}" for row in rows.tolist()]
+        spans = zip(numbers, self.places.offsets[rows].tolist(), self.samples.sizes_bytes[rows].tolist(), strict=True)
+        return [(archives[number], offset, length) for number, offset, length in spans]
+
+    def _refuse(self, id_: int, read: Read) -> None:
+        key, reason = self.samples.keys[id_], str(read.reason)
+        number = int(self.places.archive[id_])
+        if number >= 0 and reason.startswith(_GONE):
+            raise KinfolkError(
+                f"the shard `{self.places.archives[number]}` is missing or has been cut since it was indexed ({shown(key)}: {reason}); "
+                "restore it and resume"
+            )
+        with self._lock:
+            if id_ in self._bad:
+                return
+            self._bad.add(id_)
+            self.quarantine.append((key, reason))
+            if self.note is not None:
+                add_to_quarantine(key, reason, self.note)
+        LOG.warning("%s", f"{shown(key)} was refused and is left out: {reason}")
+
+
+@final
+class StreamSource(Source):
+    """Shards, or a folder of images, that are not to be decoded beforehand.
+
+    Args:
+        spec: of the shards or the folder, as in `open_source`.
+        index_dir: where the table of samples is kept.
+        labels_from_folders: see `open_source`.
+    """
+
+    def __init__(self, spec: object, index_dir: Path, *, labels_from_folders: bool = False) -> None:
+        from kinfolk.data.shards import find_shards
+        from kinfolk.data.stream_index import index_folder, index_shards
+
+        path = Path(str(spec))
+        self.name = f"`{shown(str(spec))}`"
+        if not path.exists() and (shards := expand(str(spec))):
+            self.samples, self.refused = index_shards({"train": shards}, self.name, index_dir)
+        elif path.is_dir() or (path.is_file() and path.suffix.lower() == ".tar"):
+            found = find_shards(path)
+            if found and labels_from_folders:
+                raise UsageError(f"`labels_from_folders` needs a folder of images; {self.name} holds shards, whose labels are .cls files")
+            self.samples, self.refused = (
+                index_shards(found, self.name, index_dir) if found else index_folder(path, labels_from_folders, index_dir)
+            )
+        else:
+            raise UsageError(f"`data.streaming` needs webdataset shards (.tar) or a folder of images, not {self.name}")
+        self.classes, self.native_size = self.samples.classes, None
+
+    def image_data(self, *, image_size: int, workers: int | None, pixel_cap: int, window: int) -> ImageData:
+        """The data by id. `window`: see `StreamedPixels`."""
+        stream = StreamedPixels(self.samples, image_size, image_size, pixel_cap=pixel_cap, workers=workers, window=window)
+        return ImageData(self.samples, stream, None, list(self.refused))
+
+    def items(self) -> Sequence[Item]:
+        return _Items(len(self.samples), lambda row: Item(self.samples.keys[row], self.label(row), self.samples.splits[row]))
+
+    def load(self, index: int) -> bytes:
+        places = self.samples.places
+        assert places is not None
+        number = int(places.archive[index])
+        path = places.archives[number] if number >= 0 else f"{places.archives[0]}/{self.samples.keys[index]}"
+        with open(path, "rb") as file:
+            file.seek(int(places.offsets[index]))
+            return file.read(int(self.samples.sizes_bytes[index]) if number >= 0 else -1)
+
+    def label(self, index: int) -> int | None:
+        label = -1 if self.samples.labels is None else int(self.samples.labels[index])
+        return None if label < 0 else label
+
+    def path(self, index: int) -> Place | None:
+        return None
+
+    def stat(self, index: int) -> tuple[int, int]:
+        return int(self.samples.sizes_bytes[index]), int(self.samples.modified_ns[index])
+
+
+@final
+class _Items(Sequence[Item]):
+    """Items that are made when they are asked for."""
+
+    def __init__(self, number: int, make: Callable[[int], Item]) -> None:
+        self._number, self._make = number, make
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self._make(row) for row in range(*place.indices(self._number))]
+        return self._make(range(self._number)[place])

@@ -1,0 +1,241 @@
+"""The table of streamed data: which images there are and where they lie, found once and kept in a file that later runs and all ranks map.
+
+Shards are read through for their headers, one after the other, so building the table needs the memory of the table and of one shard. The
+file is found by the state of what it describes (for shards: path, size and time of modification of each, and whether it can be read; for a
+folder: those of every folder below it), so a file that belongs to another state is not found. A folder is not listed again while none of
+its folders has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from kinfolk.data.captions import alike, sort_out
+from kinfolk.data.folder import open_folder
+from kinfolk.data.groups import group_ids
+from kinfolk.data.labels import encode_labels
+from kinfolk.data.prepare import one_writer
+from kinfolk.data.samples import Places, Samples
+from kinfolk.data.shard_index import ShardIndex
+from kinfolk.data.shards import Refusals, shard_names
+from kinfolk.data.text_column import TextColumn
+from kinfolk.data.unchanged import SPLIT_RANK, arrange
+from kinfolk.errors import KinfolkError
+from kinfolk.files import DamagedFileError, read_sealed_text, telling, write_sealed_text
+
+_VERSION = 2
+
+
+def index_shards(splits: dict[str, list[Path]], name: str, folder: Path) -> tuple[Samples, Refusals]:
+    """The samples of all shards, and what was refused by name: a shard that is missing or cut, a sample without a usable image or caption.
+
+    Args:
+        splits: the shards of each split.
+        name: what messages call the data.
+        folder: where the table is kept.
+    """
+    ordered = sorted(splits.items(), key=lambda item: (SPLIT_RANK.get(item[0], 3), item[0]))
+    state = [(split, [_state(path) for path in paths]) for split, paths in ordered]
+    return _kept(folder, ["shards", state], lambda: _read_shards(ordered, name, folder))
+
+
+def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[Samples, Refusals]:
+    """The image files below `root`; see `open_folder`."""
+    key = ["folder", os.path.abspath(root), labels_from_folders]
+    known = folder / "streams" / f"{_digest(key)}.json"
+    try:
+        state = json.loads(read_sealed_text(known))
+        if all(_state(Path(path)) == [path, *rest] for path, *rest in state):
+            return _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
+    except (DamagedFileError, OSError, ValueError, TypeError):
+        pass
+    state = [_state(Path(path)) for path in _folders(root)]  # before listing: what changes meanwhile is seen the next time
+    found = _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
+    _write(known, state)
+    return found
+
+
+def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
+    """The table of this state: from its file, or built and written by one process while others wait."""
+    note = folder / "streams" / f"{_digest([_VERSION, state])}.json"
+    found = _read_kept(note)
+    if found is None:
+        with one_writer(note.parent):
+            found = _read_kept(note)
+            if found is None:
+                samples, refused = build()
+                kept = samples.mapped(note.parent)
+                _write(note, [kept.file.name, refused])
+                return kept, refused
+    return found
+
+
+def _read_kept(note: Path) -> tuple[Samples, Refusals] | None:
+    try:
+        name, refused = json.loads(read_sealed_text(note))
+        return Samples.open(note.parent / name), [(path, reason) for path, reason in refused]
+    except (OSError, ValueError, KinfolkError):
+        return None
+
+
+@final
+class _Rows:
+    """The columns of the table as they grow, a shard at a time."""
+
+    def __init__(self) -> None:
+        self.keys: list[Any] = []
+        self.captions: list[Any] = []
+        self.splits: list[tuple[str, int]] = []
+        self.archive, self.offsets, self.sizes, self.times, self.labels = ([] for _ in range(5))  # type: ignore[var-annotated]
+        self.label_of: dict[str | None, int] = {}
+        self.faults: list[tuple[str, str, bool]] = []
+
+    def add(self, split: str, number: int, modified_ns: int, entries: Sequence[tuple[str, tuple[int, int], Any, str | None]]) -> None:
+        import pyarrow as pa
+
+        if not entries:
+            return
+        self.keys.append(pa.array([key for key, *_ in entries], pa.large_string()))
+        captions = []
+        for key, _, raw, _ in entries:
+            caption, faults = sort_out(raw)
+            captions.append(caption)
+            self.faults += [(f"{key}[{part}]" if part else key, fault, raw is None) for part, fault in faults]
+        self.captions.append(TextColumn.of(alike(captions)))
+        self.splits.append((split, len(entries)))
+        self.archive.append(np.full(len(entries), number, dtype=np.int32))
+        self.offsets.append(np.array([offset for _, (offset, _), *_ in entries], dtype=np.int64))
+        self.sizes.append(np.array([length for _, (_, length), *_ in entries], dtype=np.int64))
+        self.times.append(np.full(len(entries), modified_ns, dtype=np.int64))
+        codes = [self.label_of.setdefault(label, len(self.label_of)) for *_, label in entries]
+        self.labels.append(np.array(codes, dtype=np.int32))
+
+
+def _read_shards(ordered: list[tuple[str, list[Path]]], name: str, folder: Path) -> tuple[Samples, Refusals]:
+    import pyarrow as pa
+
+    index, rows, refused = ShardIndex(folder), _Rows(), list[tuple[str, str]]()
+    paths = [path for _, tars in ordered for path in tars]
+    names = shard_names(paths)
+    for number, (split, path) in enumerate((split, path) for split, tars in ordered for path in tars):
+        shard = index.of(path)
+        index.keep(folder)  # and forget it
+        if shard.fault is not None:
+            refused.append((names[path], shard.fault))
+        end, usable = (path.stat().st_size if shard.entries else 0), []
+        for entry in shard.entries:
+            key = f"{names[path]}/{entry.key}"
+            if entry.fault is not None or entry.image is None:
+                refused.append((key, entry.fault or "there is no image"))
+            elif sum(entry.image) > end:
+                refused.append((key, "truncated: the archive ends within it"))
+            else:
+                usable.append((key, entry.image, entry.caption, entry.label))
+        rows.add(split, number, path.stat().st_mtime_ns if usable else 0, usable)
+    if not rows.keys:
+        first = f"; the first refusal is {refused[0][0]}: {refused[0][1]}" if refused else ""
+        raise KinfolkError(f"{name} holds no images{first}")
+    captioned = any(column.array.null_count < len(column) for column in rows.captions)
+    refused += [(key, fault) for key, fault, missing in rows.faults if captioned or not missing]
+    texts, classes = encode_labels(list(rows.label_of), name)
+    label_of = np.array([-1 if label is None else label for label in texts])
+    labels = label_of[np.concatenate(rows.labels)]
+    keys = TextColumn(pa.concat_arrays(rows.keys))
+    number = len(keys)
+    samples = Samples(
+        ids=np.arange(number),
+        keys=TextColumn(keys.array.cast(pa.string())) if keys.nbytes < (1 << 31) - 1 else keys,
+        widths=np.zeros(number, dtype=np.int64),
+        heights=np.zeros(number, dtype=np.int64),
+        labels=labels if (labels >= 0).any() else None,
+        classes=classes,
+        splits=TextColumn(_repeated(rows.splits)),
+        sizes_bytes=np.concatenate(rows.sizes),
+        modified_ns=np.concatenate(rows.times),
+        digests=TextColumn(pa.nulls(number, pa.string())),
+        captions=alike([caption for column in rows.captions for caption in column]) if captioned else None,
+        places=Places([os.path.abspath(path) for path in paths], np.concatenate(rows.archive), np.concatenate(rows.offsets)),
+    )
+    if captioned:
+        assert samples.captions is not None
+        with_text = np.array([caption is not None for caption in samples.captions])
+        samples = samples.at(np.flatnonzero(with_text))
+        samples = samples.numbered(group_ids(list(samples.keys), samples.captions, None))
+    return samples, refused
+
+
+def _read_folder(root: Path, labels_from_folders: bool) -> tuple[Samples, Refusals]:
+    import pyarrow as pa
+
+    source = open_folder(root, labels_from_folders=labels_from_folders)
+    items = source.items()
+    if not items:
+        path, reason = source.refused[0]
+        raise KinfolkError(f"all {len(source.refused):,} images of `{root}` were refused; the first is {path}: {reason}")
+    order = arrange(items)
+    _require_plain_names(root, [(source.path(index), items[index].key) for index in order])
+    labels = [items[index].label for index in order]
+    nothing = np.zeros(len(order), dtype=np.int64)
+    samples = Samples(
+        ids=np.arange(len(order)),
+        keys=[items[index].key for index in order],
+        widths=nothing,
+        heights=nothing,
+        labels=None if source.classes is None else np.array([-1 if label is None else label for label in labels]),
+        classes=source.classes,
+        splits=[items[index].split for index in order],
+        sizes_bytes=nothing,
+        modified_ns=nothing,
+        digests=TextColumn(pa.nulls(len(order), pa.string())),
+        places=Places([os.path.abspath(root)], nothing - 1, nothing),
+    )
+    return samples, source.refused
+
+
+def _require_plain_names(root: Path, files: Sequence[tuple[str, str]]) -> None:
+    """The key must name the file, which it does unless the file's name is not UTF-8."""
+    for path, key in files:
+        if os.path.relpath(path, root).replace(os.sep, "/") != key:
+            raise KinfolkError(f"the file `{key}` has a name that is not UTF-8, which streaming cannot read; rename it")
+
+
+def _repeated(splits: Iterable[tuple[str, int]]) -> Any:
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(split for split, _ in splits))
+    codes = np.concatenate([np.full(count, names.index(split), dtype=np.int8) for split, count in splits])
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.large_string()))
+
+
+def _folders(root: Path) -> list[str]:
+    """Every folder below `root` whose files are listed."""
+    found: list[str] = []
+    for path, folders, _ in os.walk(root, followlinks=True, onerror=lambda error: found.append(os.path.abspath(error.filename))):
+        folders[:] = [folder for folder in sorted(folders) if not folder.startswith(".") and folder != "__MACOSX"]
+        found.append(os.path.abspath(path))
+    return found
+
+
+def _state(path: Path) -> list[Any]:
+    try:
+        found = path.stat()
+    except OSError:
+        return [os.path.abspath(path), 0, 0, False]
+    return [os.path.abspath(path), found.st_size, found.st_mtime_ns, os.access(path, os.R_OK)]
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+
+
+def _write(path: Path, value: object) -> None:
+    with telling(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed_text(path, json.dumps(value))

@@ -1,0 +1,320 @@
+"""Files that are whole or not there, and that can tell whether a bit of them has changed.
+
+Every file of a run folder is written by `write_atomically`: beside its place, flushed to the disk, renamed, and the folder flushed too. The
+large ones carry a digest of all their bytes: a checkpoint as the comment of its zip archive, safetensors in their metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from kinfolk.errors import KinfolkError
+from kinfolk.foreign import shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNFINISHED = ".unfinished"
+"""Suffix of a file that is being written; a killed process may leave one behind, and nothing ever reads it."""
+
+DIGEST = "kinfolk.digest"
+"""Key of the digest in the metadata of a safetensors file."""
+
+_SEAL = b"kinfolk blake2b "
+_HEX = 32
+_PIECE = 1 << 24
+_REASONS = {
+    errno.ENOSPC: "the disk is full; make room",
+    errno.EDQUOT: "the disk quota is used up; make room",
+    errno.EFBIG: "the file would be larger than this system allows",
+    errno.EROFS: "the file system is read-only; give another folder",
+    errno.EACCES: "this user may not write there; give another folder",
+    errno.EPERM: "this user may not write there; give another folder",
+    errno.ENOENT: "its folder was removed",
+    errno.ENOTDIR: "its folder is no folder any more",
+    errno.EEXIST: "its folder is no folder",
+    errno.EISDIR: "there is a folder of that name; remove it",
+    errno.EIO: "the disk reports an error",
+}
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+class DamagedFileError(KinfolkError):
+    """A file whose bytes are not those that were written."""
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """`write` fills a file of another name; it takes the place of `path` only when its bytes are on the disk.
+
+    The folder of `path` is made if it is missing, but not the folder above: a run folder that was removed is an error.
+    """
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(3)}{UNFINISHED}")  # two processes may write the same cache
+    with telling(path):
+        _make_folder(path.parent)
+        try:
+            with open(unfinished, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """As `write_atomically`, for text in UTF-8."""
+    write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+
+
+def write_sealed_text(path: Path, text: str) -> None:
+    """As `write_text`, with a first line that is the digest of the rest."""
+    write_text(path, f"{_text_digest(text)}\n{text}")
+
+
+def read_sealed_text(path: Path) -> str:
+    """What `write_sealed_text` wrote; raises `DamagedFileError` for anything else, and OSError or UnicodeDecodeError as `read_text`."""
+    digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+    if digest != _text_digest(text):
+        raise DamagedFileError(f"{shown(str(path))} does not match its digest")
+    return text
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+def write_by_name(path: Path, write: Callable[[Path], object]) -> None:
+    """As `write_atomically`, for writers that take a path. `write` gets a name with the suffix of `path`."""
+    unfinished = path.with_name(f"{path.stem}{UNFINISHED}{path.suffix}")
+    with telling(path):
+        _make_folder(path.parent)
+        try:
+            write(unfinished)
+            with open(unfinished, "rb+") as file:
+                os.fsync(file.fileno())
+            os.umask(mask := os.umask(0o077))  # the only way to read it; what another thread makes meanwhile is rather too private
+            unfinished.chmod(0o666 & ~mask)  # safetensors keeps a file to its owner
+            os.replace(unfinished, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a text file and flushes it to the disk. The folder must exist."""
+    with telling(path):
+        new = not path.exists()
+        with open(path, "ab") as file:
+            file.write(line.encode("utf-8", "backslashreplace") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Turns an error of the file system, also one that torch wraps in a RuntimeError, into a sentence about `path`."""
+    try:
+        yield
+    except KinfolkError:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise KinfolkError(f"{shown(str(path))} cannot be written: {_reason(error)}; what was there before is kept") from error
+
+
+@contextlib.contextmanager
+def plain_errors(folder: Path) -> Iterator[None]:
+    """Turns an error of the file system that names a file, or that says that nothing can be written, into a sentence, wherever it comes
+    from: loggers too write into `folder`. Their threads meet the same error and are not heard."""
+    usual = threading.excepthook
+
+    def heard(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _UNWRITABLE):
+            usual(args)
+
+    threading.excepthook = heard
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _REASONS and error.filename is not None:
+            raise KinfolkError(why_failed(error)) from error
+        if error.errno in _UNWRITABLE:
+            raise KinfolkError(f"a file in {shown(str(folder))} cannot be written: {_REASONS[error.errno]}") from error
+        raise
+    finally:
+        threading.excepthook = usual
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename durable; not every system lets a folder be opened for that."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one printable line without a full stop."""
+    if isinstance(error, OSError) and error.strerror:
+        return shown(str(error.strerror))
+    return shown((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
+
+
+def why_failed(error: BaseException) -> str:
+    """What an error that nobody expected says, in one line: the file and the reason for one of the file system, else its type and text."""
+    if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
+        return f"{shown(os.fsdecode(error.filename))} cannot be used: {_REASONS[error.errno]}"
+    text = first_line(error)
+    return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
+
+
+def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Writes a zip archive atomically and puts the digest of its bytes into the archive's comment. `write` must not seek."""
+
+    def sealed(file: BinaryIO) -> None:
+        hashing = _Hashing(file)
+        write(hashing)  # type: ignore[arg-type]
+        if hashing.failed is not None:
+            raise hashing.failed
+        seal = _SEAL + hashing.state.hexdigest().encode()
+        file.seek(-2, os.SEEK_END)  # the length of the comment, zero so far, is the end of a zip archive
+        file.write(len(seal).to_bytes(2, "little") + seal)
+
+    write_atomically(path, sealed)
+
+
+def check_sealed_zip(path: Path) -> None:
+    """Raises `DamagedFileError` unless the bytes of `path` are those that `write_sealed_zip` wrote."""
+    size, length = path.stat().st_size, len(_SEAL) + _HEX
+    with open(path, "rb") as file:
+        if size > length + 22:
+            file.seek(-length - 2, os.SEEK_END)
+            end = file.read()
+            file.seek(0)
+            state = _hashed(file, size - length - 2)
+            state.update(b"\0\0")
+            if end == length.to_bytes(2, "little") + _SEAL + state.hexdigest().encode():
+                return
+            if end[2:].startswith(_SEAL):
+                raise DamagedFileError("its bytes do not match its digest")
+    raise DamagedFileError("it has no digest at its end: it is cut short, or no checkpoint of this version")
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes tensors atomically, with the digest of all bytes of the file in its metadata."""
+    from safetensors.torch import save
+
+    data = memoryview(save(dict(tensors)))
+    length = int.from_bytes(data[:8], "little")
+    blank, described = "0" * _HEX, json.loads(bytes(data[8 : 8 + length]))
+    described = {
+        "__metadata__": {DIGEST: blank, **(metadata or {})},
+        **described,
+    }  # safetensors itself gives the metadata in no fixed order
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    place = header.index(f'"{DIGEST}":"{blank}"'.encode()) + len(DIGEST) + 4
+    state = hashlib.blake2b(header, digest_size=_HEX // 2)
+    state.update(data[8 + length :])
+
+    def write(file: BinaryIO) -> None:
+        file.write(header[:place])
+        file.write(state.hexdigest().encode())
+        file.write(header[place + _HEX :])
+        file.write(data[8 + length :])
+
+    write_atomically(path, write)
+
+
+def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False) -> None:
+    """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors` wrote.
+
+    Files of other programs have no digest and are not checked; one with other keys of kinfolk, or one that is known to be `own`, must have
+    it.
+    """
+    digest = metadata.get(DIGEST)
+    if digest is None:
+        if own or any(key.startswith("kinfolk") for key in metadata):
+            raise DamagedFileError("its metadata has no digest: it was changed, or written by an older version")
+        return
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        header = file.read(8 + length)
+        wanted = f'"{DIGEST}":"{digest}"'.encode()
+        if len(digest) != _HEX or header.count(wanted) != 1:
+            raise DamagedFileError("its bytes do not match its digest")
+        place = header.index(wanted) + len(DIGEST) + 4
+        state = hashlib.blake2b(header[:place] + b"0" * _HEX + header[place + _HEX :], digest_size=_HEX // 2)
+        while piece := file.read(_PIECE):
+            state.update(piece)
+    if state.hexdigest() != digest:
+        raise DamagedFileError("its bytes do not match its digest")
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir()
+        sync_folder(folder.parent)
+
+
+def _hashed(file: BinaryIO, length: int) -> hashlib.blake2b:
+    state = hashlib.blake2b(digest_size=_HEX // 2)
+    while length > 0 and (piece := file.read(min(length, _PIECE))):
+        state.update(piece)
+        length -= len(piece)
+    return state
+
+
+class _Hashing:
+    """A file that digests what is written to it, and remembers an error, which torch reports as one of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.failed = file, None
+        self.state = hashlib.blake2b(digest_size=_HEX // 2)
+
+    failed: OSError | None
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self.file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+        self.state.update(data)
+        return written
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _reason(error: BaseException) -> str:
+    """Why it failed: by the number of the system's error, wherever in the chain of causes that is."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return _REASONS.get(cause.errno, first_line(cause))
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)

@@ -1,0 +1,67 @@
+"""Text that others chose, such as names of files and classes: how it is shown and how it is written into tables.
+
+A name may hold line breaks, escape sequences of a terminal, or begin like a formula of a spreadsheet. Messages, logs and tables on the
+screen show it by `shown`; CSV files hold it by `escaped`, from which `unescaped` gives back the exact text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+LONGEST = 160
+_FORMULA = "=+-@＝＋－＠"
+_ESCAPES = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def shown(text: str, longest: int = LONGEST) -> str:
+    """A text as it can stand in a message: control characters escaped, the middle of a long one left out.
+
+    Example:
+        >>> shown("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest // 2]}…{text[1 - longest // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """A text of any length with all that is not printable, line breaks included, escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def escaped(text: str) -> str:
+    """A text for a cell of a CSV file: printable, no formula, and not the escape of any other text.
+
+    Example:
+        >>> escaped("=1+1"), escaped("a\\rb")
+        ('\\\\=1+1', 'a\\\\rb')
+    """
+    text = printable(text.replace("\\", "\\\\"))
+    return f"\\{text}" if text[:1] and text[0] in _FORMULA else text
+
+
+def unescaped(cell: str) -> str:
+    """The text that `escaped` made this cell of."""
+    if "\\" not in cell:
+        return cell
+    return _ESCAPES.sub(lambda found: _letter(*found.groups()), cell)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The text of a CSV file; texts are escaped, numbers are written as they are."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return file.getvalue()
+
+
+def _letter(two: str | None, four: str | None, eight: str | None, other: str | None) -> str:
+    if (number := two or four or eight) is not None:
+        return chr(int(number, 16)) if int(number, 16) < 0x110000 else "\ufffd"
+    assert other is not None
+    return _LETTERS.get(other, other)

@@ -1,0 +1,263 @@
+"""Streaming: every sample once an epoch in an order by seed and epoch, exact positions, corrupt images refused, missing shards named."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kinfolk.data import stream_index, workers
+from kinfolk.data.images import ImageData
+from kinfolk.data.prepare import prepare
+from kinfolk.data.quarantine import add_to_quarantine, read_quarantine
+from kinfolk.data.sources import open_source
+from kinfolk.data.stream import StreamOrder, StreamSource
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.training.loader import BatchLoader
+from tests.data.pictures import noise, save
+from tests.data.test_shards import captioned, png, shard
+
+
+def jpg(seed: int, height: int = 24, width: int = 36) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(noise(height, width, seed)).save(buffer, "jpeg")
+    return buffer.getvalue()
+
+
+def make_shards(folder: Path, *sizes: int, bad: tuple[int, ...] = ()) -> Path:
+    first = 0
+    for number, size in enumerate(sizes):
+        names = range(first, first + size)
+        files = {f"{n:04d}.jpg": b"\xff\xd8\xff broken" if n in bad else jpg(n) for n in names}
+        shard(folder / f"{number:03d}.tar", {**files, **{f"{n:04d}.cls": str(n % 3).encode() for n in names}})
+        first += size
+    return folder
+
+
+def streamed(spec: Path | str, cache: Path, *, window: int = 8, processes: int = 0, **more: Any) -> ImageData:
+    return StreamSource(spec, cache, **more).image_data(image_size=16, workers=processes, pixel_cap=10**7, window=window)
+
+
+def batches(data: ImageData, size: int, *, epoch: int = 0, position: int = 0, rank: int = 0, world: int = 1) -> list[dict[str, Any]]:
+    loader = BatchLoader(data, size, seed=1, rank=rank, world_size=world)
+    loader.load_state_dict({"epoch": epoch, "position": position})
+    return list(loader)
+
+
+@pytest.mark.parametrize(("sizes", "window"), [((5, 3, 7, 1), 4), ((5, 3, 7, 1), 100), ((16,), 1), ((2,) * 8, 5)])
+def test_every_sample_once_an_epoch_in_another_order_each_time(sizes: tuple[int, ...], window: int) -> None:
+    starts = np.cumsum([0, *sizes])
+    orders = [StreamOrder(starts, window, seed=3, epoch=epoch) for epoch in (0, 0, 1)]
+    whole = [order[0 : len(order)] for order in orders]
+    for ids in whole:
+        assert ids.sort().values.tolist() == list(range(16))
+    assert torch.equal(whole[0], whole[1])
+    assert not torch.equal(whole[0], whole[2]) or len(sizes) * window == 1
+    assert torch.equal(torch.cat([orders[0][start : start + 3] for start in range(0, 16, 3)]), whole[0])
+
+
+def test_reads_stay_within_a_window_of_shards() -> None:
+    order = StreamOrder(np.arange(0, 1001, 10), window=50, seed=0, epoch=0)
+    for start in range(0, 1000, 50):
+        assert len({int(id_) // 10 for id_ in order[start : start + 50]}) == 5
+
+
+def test_pixels_are_those_of_the_cached_mode(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path / "shards", 5, 3)
+    data, cached = streamed(folder, tmp_path / "cache"), prepare(open_source(folder), image_size=16, workers=0)
+    ids = torch.tensor([7, 0, 3, 3])
+    assert torch.equal(data.aspect(ids), cached.aspect(ids))
+    assert torch.equal(data.pixels(ids), cached.pixels(ids))
+    assert data.samples.keys == cached.samples.keys
+    assert data.labels is not None
+    assert cached.labels is not None
+    assert torch.equal(data.labels, cached.labels)
+    assert (data.num_train, data.quarantine, len(data.once(ids))) == (8, [], 4)
+
+
+def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path / "shards", 40, bad=(7,))
+    alone, pool = streamed(folder, tmp_path / "cache"), streamed(folder, tmp_path / "cache", processes=2)
+    ids = torch.arange(40)
+    for _ in range(2):  # the second time the same files in memory are written to
+        for a, b in zip(alone.stream.read(ids), pool.stream.read(ids), strict=True):  # type: ignore[union-attr]
+            assert torch.equal(a, b)
+        ids = ids.flip(0)
+    assert pool.stream is not None
+    boards = [board.path for board in pool.stream.pool._boards]
+    assert len(boards) == 1, "memory is used again once its pixels are gone"
+    first, second = (pool.stream.read(ids)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(pool.stream.pool._boards) == 2, "and not before"
+    pool.stream.pool.close()
+    assert not any(os.path.exists(path) for path in boards)
+
+
+def test_where_memory_for_files_is_short_the_disk_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = os.posix_fallocate
+
+    def short(handle: int, offset: int, length: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}").startswith("/dev/shm"):
+            raise OSError(28, "No space left on device")
+        original(handle, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", short)
+    data = streamed(make_shards(tmp_path / "shards", 8), tmp_path / "cache", processes=1)
+    assert data.stream is not None
+    assert len(data.stream.read(torch.arange(8))[2]) == 8
+    assert not data.stream.pool._boards[0].path.startswith("/dev/shm")
+    data.stream.pool.close()
+
+
+def test_a_decoder_that_takes_its_process_down_costs_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("decode_worker.py", "decode.py"):
+        source = Path(workers.__file__).with_name(name).read_text()
+        if name == "decode.py":
+            source += "\n_read_file = read_file\n\n\ndef read_file(path, *rest, **more):\n"
+            source += "    if path.endswith('07.png'):\n        os.kill(os.getpid(), 9)\n    return _read_file(path, *rest, **more)\n"
+        (tmp_path / name).write_text(source)
+    for n in range(20):
+        save(tmp_path / "data" / f"{n:02d}.png", noise(8, 8, n))
+    alone = streamed(tmp_path / "data", tmp_path / "cache")
+    monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
+    data = streamed(tmp_path / "data", tmp_path / "cache", processes=1)
+    assert data.stream is not None
+    pixels, _, kept = data.stream.read(torch.arange(20))
+    assert kept.tolist() == [n for n in range(20) if n != 7]
+    assert torch.equal(pixels, alone.pixels(kept))
+    assert data.stream.quarantine == [("07.png", "the decoder crashed on this file")]
+    data.stream.pool.close()
+
+
+def joined(found: list[dict[str, Any]], name: str) -> Tensor:
+    return torch.cat([batch[name] for batch in found])
+
+
+def test_resumed_anywhere_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path / "shards", 7, 9, 4, bad=(3, 12))
+    whole = batches(streamed(folder, tmp_path / "cache"), 4, epoch=2)
+    for position in range(5):
+        rest = batches(streamed(folder, tmp_path / "cache"), 4, epoch=2, position=position)
+        assert len(rest) == 5 - position
+        for a, b in zip(whole[position:], rest, strict=True):
+            assert all(torch.equal(a[name], b[name]) for name in ("ids", "pixels", "aspect"))
+            assert (a["epoch"], a["step"]) == (b["epoch"], b["step"])
+
+
+def test_ranks_hold_disjoint_parts_that_are_one_processs_batches(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path / "shards", 7, 9)
+    ranks = [batches(streamed(folder, tmp_path / "cache"), 8, rank=rank, world=2) for rank in range(2)]
+    one = batches(streamed(folder, tmp_path / "cache"), 8)
+    assert not set(joined(ranks[0], "ids").tolist()) & set(joined(ranks[1], "ids").tolist())
+    assert sorted(joined(ranks[0] + ranks[1], "ids").tolist()) == list(range(16))
+    for step, batch in enumerate(one):
+        assert torch.equal(torch.cat([rank[step]["pixels"] for rank in ranks]), batch["pixels"])
+
+
+def test_a_corrupt_image_is_left_out_and_named_once(tmp_path: Path) -> None:
+    data = streamed(make_shards(tmp_path / "shards", 6, 6, bad=(2, 9)), tmp_path / "cache")
+    assert data.stream is not None
+    data.stream.note = tmp_path / "quarantine.csv"
+    add_to_quarantine("000.tar/0002", "found by another rank", data.stream.note)
+    for epoch in range(2):
+        found = batches(data, 4, epoch=epoch)
+        assert sorted(joined(found, "ids").tolist()) == [n for n in range(12) if n not in (2, 9)]
+        assert sum(map(len, (batch["pixels"] for batch in found))) == 10
+    assert sorted(key for key, _ in data.stream.quarantine) == ["000.tar/0002", "001.tar/0009"]
+    assert [key for key, _ in read_quarantine(data.stream.note)] == ["000.tar/0002", "001.tar/0009"]
+    assert not data.pixels(torch.tensor([2])).any(), "black, for evaluation"
+    assert data.aspect(torch.tensor([2, 3])).tolist() == [1.0, 1.5]
+
+
+def test_a_batch_without_a_good_image_ends_with_a_sentence(tmp_path: Path) -> None:
+    data = streamed(make_shards(tmp_path / "shards", 4, bad=(0, 1, 2, 3)), tmp_path / "cache")
+    with pytest.raises(KinfolkError, match="all 2 images of batch 1 of epoch 1 were refused"):
+        batches(data, 2)
+
+
+def test_a_shard_that_is_missing_or_cut_is_named(tmp_path: Path) -> None:
+    folder = make_shards(tmp_path / "shards", 3, 3, 3)
+    data = streamed(folder, tmp_path / "cache")
+    whole = (folder / "001.tar").read_bytes()
+    (folder / "001.tar").write_bytes(whole[:3000])
+    with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing or has been cut since it was indexed"):
+        batches(data, 3)
+    (folder / "001.tar").unlink()
+    with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing"):
+        batches(streamed_again(data), 3)
+    pattern = f"{folder}/{{000..002}}.tar"
+    named = streamed(pattern, tmp_path / "cache")
+    assert [(key, reason.partition(":")[0]) for key, reason in named.quarantine] == [("001.tar", "not a readable archive")]
+    (folder / "001.tar").write_bytes(whole[:3000])
+    named = streamed(pattern, tmp_path / "cache")
+    assert [(key, reason.partition(":")[0]) for key, reason in named.quarantine] == [
+        ("001.tar", "cut short or damaged"),
+        ("001.tar/0004", "truncated"),
+    ]
+    assert len(joined(batches(named, 1), "ids")) == 7, "what stands before the damage is used"
+
+
+def streamed_again(data: ImageData) -> ImageData:
+    return ImageData(data.samples, data.stream, None, [])  # type: ignore[arg-type]
+
+
+def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, kind, name in (("train", "cats", "a"), ("train", "dogs", "b"), ("test", "cats", "c")):
+        save(tmp_path / "data" / split / kind / f"{name}.png", noise(8, 8, ord(name)))
+    listed: list[Path] = []
+    original = stream_index.open_folder  # type: ignore[attr-defined]
+
+    def counted(root: Path, **more: Any) -> Any:
+        listed.append(root)
+        return original(root, **more)
+
+    monkeypatch.setattr(stream_index, "open_folder", counted)
+    for _ in range(2):
+        data = streamed(tmp_path / "data", tmp_path / "cache", labels_from_folders=True)
+        assert data.samples.keys == ["train/cats/a.png", "train/dogs/b.png", "test/cats/c.png"]
+        assert data.samples.splits == ["train", "train", "test"]
+        assert (data.classes, data.num_train, len(listed)) == (["cats", "dogs"], 2, 1)
+    cached = prepare(open_source(tmp_path / "data"), image_size=16, workers=0)
+    assert torch.equal(data.pixels(torch.arange(3)), cached.pixels(torch.arange(3)))
+    save(tmp_path / "data" / "train" / "dogs" / "d.png", noise(8, 8, 4))
+    assert len(streamed(tmp_path / "data", tmp_path / "cache", labels_from_folders=True)) == 4
+    assert sorted(joined(batches(data, 1), "ids").tolist()) == [0, 1]
+
+
+def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "data" / "a.png", noise(8, 8))
+    os.rename(tmp_path / "data" / "a.png", os.fsencode(tmp_path / "data") + b"/caf\xe9.png")
+    with pytest.raises(KinfolkError, match="has a name that is not UTF-8"):
+        streamed(tmp_path / "data", tmp_path / "cache")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "b.png").symlink_to("nowhere")
+    with pytest.raises(KinfolkError, match=r"all 1 images of .* were refused; the first is b.png: a link to a file that does not exist"):
+        streamed(tmp_path / "links", tmp_path / "cache")
+
+
+def test_captions_and_known_groups_come_from_the_shards(tmp_path: Path) -> None:
+    files = captioned(0, 4) | {"0009.png": png(9), "0008.png": png(8), "0008.txt": b"Picture  2"}
+    shard(tmp_path / "shards" / "a.tar", files)
+    data = streamed(tmp_path / "shards", tmp_path / "cache")
+    cached = prepare(open_source(tmp_path / "shards"), image_size=16, workers=0)
+    assert data.samples.captions == cached.samples.captions
+    assert data.quarantine == cached.quarantine == [("a.tar/0009", "the caption is empty")]
+    assert data.groups is not None
+    assert cached.groups is not None
+    assert torch.equal(data.groups, cached.groups)
+
+
+def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", noise(4, 4)[None])
+    for spec in (tmp_path / "a.npy", "digits"):
+        with pytest.raises(UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"):
+            StreamSource(spec, tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"whose labels are .cls files"):
+        StreamSource(make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from kinfolk.data.text_column import TextColumn
+
+
+@pytest.mark.parametrize(
+    ("values", "few"),
+    [
+        (["a", "b", "ä"], False),
+        (["train", "train", "test"], True),
+        ([None, "x", ""], False),
+        ([("one", "two"), None, ()], False),
+        (["00112233aabbccdd", "ffffffffffffffff", "0123456789abcdef"], False),
+        ([], False),
+    ],
+)
+def test_reads_like_the_list(values: list[object], few: bool) -> None:
+    column = TextColumn.of(values, few=few)
+    assert list(column) == values
+    assert [column[row] for row in range(len(values))] == values
+    assert column == values
+    assert column == TextColumn.of(values)
+    assert column != [*values, "more"]
+    assert list(column[1:]) == values[1:]
+    assert list(column[::2]) == values[::2]
+    assert list(column.take(np.arange(len(values))[::-1])) == values[::-1]
+    assert pickle.loads(pickle.dumps(column)) == values
+    assert [column.count(value) for value in values] == [values.count(value) for value in values]
+
+
+def test_differs_where_the_list_does() -> None:
+    assert TextColumn.of(["a", "b"]) != TextColumn.of(["a", "c"])
+    assert TextColumn.of(["train", "test"], few=True) != TextColumn.of(["test", "train"], few=True)
+    assert TextColumn.of(["a"]) != "a"
+
+
+def test_numbers_are_equal_where_the_texts_are() -> None:
+    for values in (["00112233aabbccdd", "0123456789abcdef", "00112233aabbccdd"], ["x", "y", "x"]):
+        column = TextColumn.of(values)
+        first, second, third = column.numbers.tolist()
+        assert first == third != second
+        assert column[1:].numbers.tolist()[1] == column[2:].numbers.tolist()[0] or values[0] == "x"
+
+
+def test_rows_of() -> None:
+    assert TextColumn.of(["a", None, "a"]).rows_of("a").tolist() == [0, 2]

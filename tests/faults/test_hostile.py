@@ -1,0 +1,83 @@
+"""Files that others wrote: read, or refused in one printable sentence, whatever is in them; nothing of theirs is run."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.documents import read_rows
+from kinfolk.training.run import Run
+from tests.faults.campaign import Tally
+from tests.faults.hostile import _features, _held, _labels, _source, hostile_files, made
+
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code in a file would make a folder here."""
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("number", range(len(made())), ids=[name for name, *_ in made()])
+def test_made_to_harm(tmp_path: Path, number: int) -> None:
+    name, data, read = made()[number]
+    held, what = _held(tmp_path / name, data, read)
+    assert held, what
+
+
+def test_mutations_of_good_files(tmp_path: Path) -> None:
+    tally = Tally()
+    hostile_files(60, random.Random(0), tmp_path, tally)
+    assert tally.all_held
+
+
+@few
+@given(st.sampled_from([".npy", ".npz", ".parquet", ".safetensors"]), st.binary(max_size=300))
+def test_features_of_any_bytes(tmp_path: Path, suffix: str, data: bytes) -> None:
+    held, what = _held(tmp_path / f"a{suffix}", data, _features)
+    assert held, what
+
+
+@few
+@given(st.sampled_from([".csv", ".tsv", ".parquet", ".tar", ".npz"]), st.binary(max_size=300))
+def test_tables_and_archives_of_any_bytes(tmp_path: Path, suffix: str, data: bytes) -> None:
+    held, what = _held(tmp_path / f"a{suffix}", data, _source)
+    assert held, what
+
+
+@few
+@given(st.lists(st.lists(st.text(max_size=8), min_size=2, max_size=3), max_size=5))
+def test_tables_of_any_cells(tmp_path: Path, rows: list[list[str]]) -> None:
+    text = "image,label\n" + "\n".join(",".join(row) for row in rows)
+    held, what = _held(tmp_path / "a.csv", text.encode("utf-8", "surrogatepass"), _source)
+    assert held, what
+    held, what = _held(tmp_path / "labels.txt", text.encode("utf-8", "surrogatepass"), _labels)
+    assert held, what
+
+
+def test_aliases_that_stay_small_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("x: &x 3\nepochs: *x\n".replace("x: &x 3\n", "seed: &x 3\n"), encoding="utf-8")
+    assert TrainConfig.load(tmp_path / "a.yaml").epochs == 3
+
+
+def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    lines = ['{"epoch": 1, "step": 4}', '{"epoch": 2, "st', '{"epoch": 3, "step": 12}', "[1]", '{"epoch": 4, "step": 16}', '{"ep']
+    run.metrics.write_bytes("\n".join(lines).encode() + b"\xff\xfe")
+    assert [row["epoch"] for row in read_rows(run.metrics)[0]] == [1, 3, 4]
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has lines that are torn and are left out: 2, 4, 6"):
+        assert len(run.epochs()) == 3
+    with pytest.warns(UserWarning, match="torn"):
+        run.cut_metrics(12)
+    assert [row["epoch"] for row in run.epochs()] == [1, 3]

@@ -1,0 +1,157 @@
+"""A checkpoint belongs to one run: of other samples or other settings it is refused, with what differs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.training.changes import FREE, shaping
+from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.keeper import InterruptedRunError, Keeper
+from kinfolk.training.opened import open_run
+from kinfolk.training.run import Run
+from kinfolk.training.train import train
+from tests.faults.methods import TINY
+
+SETTINGS = {**TINY, "detector.alpha": 0.1, "snapshots.epochs": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def interrupted(data: Path, out: Path) -> Run:
+    """A run that ended in the middle of its first epoch."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Keeper, "_agreed_wish", lambda self, device: 2)
+        with pytest.raises(InterruptedRunError):
+            train(**arguments(data, out))
+    return Run(out)
+
+
+def arguments(data: Path, out: Path) -> dict[str, Any]:
+    return {
+        "data": str(data),
+        "out": out,
+        "method": "simclr+glofnd",
+        "epochs": 2,
+        "batch_size": 12,
+        "settings": SETTINGS,
+        "progress": False,
+    }
+
+
+def samples(path: Path, seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    np.savez(path, x_train=random.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8), y_train=np.arange(24) % 3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of data sets of one size, each ended in its first epoch."""
+    folder = tmp_path_factory.mktemp("stopped")
+    for seed in (0, 1):
+        interrupted(samples(folder / f"{seed}.npz", seed), folder / f"run{seed}")
+    return folder
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Run:
+    shutil.copytree(stopped / "run0", tmp_path / "run")
+    return Run(tmp_path / "run")
+
+
+def test_a_checkpoint_of_other_samples_is_refused(run: Run, stopped: Path) -> None:
+    shutil.copy(Run(stopped / "run1").checkpoint, run.checkpoint)
+    with pytest.raises(KinfolkError, match=r"last\.ckpt belongs to another run: it was saved for 24 training samples of .*1\.npz"):
+        train(out=run.path, resume=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [("seed", "seed: 0", "seed: 1"), ("batch_size", "batch_size: 12", "batch_size: 8"), ("detector.alpha", "alpha: 0.1", "alpha: 0.2"),
+     ("optimizer.lr", "lr: 0.03", "lr: 0.3")],
+)  # fmt: skip
+def test_an_edited_configuration_is_refused(run: Run, key: str, before: str, after: str) -> None:
+    text = run.config.read_text(encoding="utf-8")
+    assert before in text
+    run.config.write_text(text.replace(before, after, 1), encoding="utf-8")
+    kept = run.checkpoint.read_bytes()
+    with pytest.raises(KinfolkError, match=rf"was saved with `{key}` = {before.split()[1]}, and config\.yaml or the options say"):
+        train(out=run.path, resume=True, progress=False)
+    assert run.checkpoint.read_bytes() == kept
+
+
+def test_what_may_change_does(run: Run) -> None:
+    """Epochs, loggers, intervals and places."""
+    given = {"trainer.log_every": 3, "checkpoint.keep": 3, "knn.every": 0, "data.workers": 0}
+    train(out=run.path, resume=True, epochs=3, settings=given, progress=False)
+    assert [row["epoch"] for row in run.epochs()] == [1, 2, 3]
+    assert read_checkpoint(run.checkpoint)["kinfolk"]["finished"]
+    train(out=run.path, resume=True, epochs=4, progress=False)
+    assert [row["epoch"] for row in run.epochs()] == [1, 2, 3, 4], "a finished run goes on with more epochs"
+
+
+def test_every_free_setting_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    assert [key for key in FREE if f"`{key}`" not in text] == []
+
+
+def test_processes_are_counted_not_where_they_run() -> None:
+    one = TrainConfig().with_settings({"trainer.devices": 4, "trainer.num_nodes": 1})
+    assert shaping(one) == shaping(one.with_settings({"trainer.devices": 2, "trainer.num_nodes": 2}))
+    assert shaping(one) != shaping(one.with_settings({"trainer.devices": 2}))
+
+
+def test_known_pairs_count_by_content(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
+    shutil.copy(tmp_path / "a.csv", tmp_path / "b.csv")
+    config = TrainConfig().with_settings({"detector.pairs": str(tmp_path / "a.csv")})
+    moved = config.with_settings({"detector.pairs": str(tmp_path / "b.csv")})
+    assert shaping(config) == shaping(moved)
+    (tmp_path / "b.csv").write_text("anchor,kin\n0,2\n", encoding="utf-8")
+    assert shaping(config) != shaping(moved)
+
+
+def test_the_model_of_another_run_is_refused(run: Run, tmp_path: Path) -> None:
+    done = train(out=run.path, resume=True, progress=False)
+    open_run(done.path).encoder()
+    text = run.config.read_text(encoding="utf-8")
+    run.config.write_text(text.replace("seed: 0", "seed: 1", 1), encoding="utf-8")
+    with pytest.raises(KinfolkError, match=r"model\.safetensors is not of this run"):
+        open_run(done.path).encoder()
+
+
+def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:
+    from kinfolk.files import write_safetensors
+    from kinfolk.training.snapshots import SAMPLES, read_snapshots, snapshot_file
+
+    tensors = {"ids": torch.arange(3), "embedding": torch.zeros(3, 2).half()}
+    for epoch, digest in ((1, "ours"), (2, "theirs")):
+        write_safetensors(snapshot_file(tmp_path, epoch), tensors, {SAMPLES: digest})
+    assert [snapshot.epoch for snapshot in read_snapshots(tmp_path, "ours")] == [1]
+    assert len(read_snapshots(tmp_path)) == 2
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Run) -> None:
+    train(out=run.path, resume=True, progress=False)
+    whole = run.model.read_bytes()
+    before = read_checkpoint(run.older_checkpoints()[0])["kinfolk"]
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:-100])
+    train(out=run.path, resume=True, progress=False)
+    assert before["step"] < read_checkpoint(run.checkpoint)["kinfolk"]["step"]
+    assert run.model.read_bytes() == whole
+    assert "is taken instead" in run.log.read_text(encoding="utf-8")

@@ -1,0 +1,102 @@
+"""Processes that end: killed at any moment, interrupted again and again, one of several ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kinfolk.errors import UsageError
+from kinfolk.training import ranks
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.devices import resolve_trainer
+from tests.faults.campaign import Tally, kills, rank_kills
+from tests.faults.inject import as_ranks, in_children
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    tally = Tally()
+    kills(3, random.Random(4), tmp_path, tally)
+    assert tally.all_held
+
+
+def test_a_rank_that_is_killed_ends_the_other(tmp_path: Path) -> None:
+    tally = Tally()
+    rank_kills(1, random.Random(0), tmp_path, tally)
+    assert tally.all_held
+
+
+def refused(data: str, out: str) -> None:
+    from kinfolk.training.train import train
+
+    train(data, out, batch_size=12, epochs=1, settings={"trainer.devices": 2}, progress=False)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_rank_zero_that_refuses_ends_the_others_at_once(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("mine", encoding="utf-8")
+    calls = [(refused, ("digits", str(tmp_path / "run")), environment) for environment in as_ranks(2, launcher)]
+    start = time.monotonic()
+    assert in_children(calls, patience=100) == [1, 1]
+    assert time.monotonic() - start < 90
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_rank_zero_that_is_killed_or_fails_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    word = tmp_path / ".launch"
+    with pytest.raises(OSError, match="no data"), ranks.together(word, 0, True):
+        raise OSError("no data")
+    with pytest.raises(ranks.RankLeftError, match="rank zero has ended: no data"):
+        ranks.wait_for(word, 1.0)
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    monkeypatch.setattr(os, "getpid", lambda: child.pid)
+    ranks._tell(word, ranks.PREPARING)
+    with pytest.raises(ranks.RankLeftError, match="without a word, as if killed"):
+        ranks.wait_for(word, 1.0)
+
+
+def test_a_lost_rank_is_told_in_a_sentence() -> None:
+    text = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3171"
+    with pytest.raises(ranks.RankLeftError, match=r"another process of this training has ended.*; all is well$") as caught:  # noqa: SIM117
+        with ranks.naming_lost_ranks(lambda: "all is well"):
+            raise RuntimeError(text)
+    assert "gloo" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="shapes differ"), ranks.naming_lost_ranks(lambda: ""):
+        raise RuntimeError("shapes differ")
+
+
+def test_synchronised_batchnorm_needs_a_gpu() -> None:
+    with pytest.raises(UsageError, match=r"`trainer\.sync_batchnorm` \(=true\) needs GPUs"):
+        resolve_trainer(
+            TrainConfig().with_settings({"trainer.sync_batchnorm": True, "trainer.accelerator": "cpu", "trainer.devices": 2}).trainer
+        )
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_ctrl_c_exits_130(tmp_path: Path, times: int) -> None:
+    """However often it is pressed: the process is asked as soon as it has begun its steps."""
+    command = [sys.executable, "-m", "kinfolk", "train", "--data", "digits", "--out", str(tmp_path / "run"), "--epochs", "500"]
+    command += ["--model", "resnet10", "--set", "model.width=4", "--set", "knn.every=0", "--set", "trainer.loggers=[]", "--no-report"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("epoch 1/"):
+                break
+        for _ in range(times):
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        said = child.stderr.read()
+    assert child.returncode == 130, said
+    assert "Interrupted: the training was ended" in said
+    assert "Traceback" not in said
