@@ -83,7 +83,7 @@ def test_a_loss_inside_a_compiled_step_is_the_same(make: Callable[[], torch.nn.M
 
 
 def test_without_a_compiler_it_is_eager_and_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    monkeypatch.setattr("kinfolk.compiling.shutil.which", lambda name: None)
     compiling.can_compile.cache_clear()
     one, other, ids = views(9)
     with caplog.at_level(logging.WARNING, "kinfolk.compiling"):

@@ -71,6 +71,7 @@ class CMC(Framework):
         **shared: Unpack[Shared],
     ) -> None:
         loss, first = LocalAggregation if pool_kin else NTXent, shared.get("detector")
+        shared.setdefault("action", "eliminate")
         light, colour = (loss(temperature, **with_detector(shared, each)) for each in (first, copy.deepcopy(first)))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)

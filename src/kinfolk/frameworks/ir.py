@@ -62,6 +62,7 @@ class IR(Framework):
         **shared: Unpack[Shared],
     ) -> None:
         loss = LocalAggregation if pool_kin else NTXent
+        shared.setdefault("action", "eliminate")
         super().__init__(encoder, head, loss(temperature, **shared))
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
         self.draw = Draw(num_samples, num_negatives)

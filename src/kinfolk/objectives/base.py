@@ -120,7 +120,8 @@ class Objective(nn.Module, ABC):
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(self.forward)(z1, z2, ids)
+            outside: Tensor = torch.compiler.disable(self.forward)(z1, z2, ids)  # type: ignore[no-untyped-call]
+            return outside
         ids = self.numbered(z1) if ids is None else ids
         return self.on(two_views(z1, z2, ids, unit))
 
@@ -129,7 +130,8 @@ class Objective(nn.Module, ABC):
         anchors themselves (one tensor) or `local_candidates` are gathered from all ranks, others are taken as they are. `temperature`: a
         learned one instead of the own, a tensor without dimensions that receives its gradient."""
         if torch.compiler.is_compiling():  # in a user's own graph: it breaks here, as the engine takes its gradient by hand
-            return torch.compiler.disable(self.on)(pairs, temperature)
+            outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature)  # type: ignore[no-untyped-call]
+            return outside
         work = self.work(pairs, temperature)
         loss = work.loss()
         self.finish(work, loss)

@@ -57,7 +57,9 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
                 negatives. Below 0: of no group.
         """
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(self.forward)(image_features, text_features, ids, group_ids)
+            whole = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]
+            outside: Tensor = whole(image_features, text_features, ids, group_ids)
+            return outside
         _check(image_features, text_features, ids, group_ids)
         device = image_features.device
         ids = self.image.numbered(image_features) if ids is None else ids.to(device, torch.int64)
