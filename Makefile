@@ -38,8 +38,9 @@ demo: $(STAMP)
 	@$(BIN)/kinfolk report $(RUN)
 	@$(BIN)/python examples/demo_table.py $(RUN)
 
+# Two processes with one thread each: most tests are too small for two threads.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Kills, flipped bits, hostile files, full disks, lost ranks: about ten minutes, never the same twice; the seed is printed.
 faults: $(STAMP)

@@ -31,7 +31,8 @@ def test_a_training_leaves_them_with_the_labels_it_accepts(tmp_path: Path) -> No
     assert np.array_equal(first.ids, third.ids)
     assert (np.diff(third.ids) > 0).all()
     np.testing.assert_allclose(np.linalg.norm(third.embedding.astype(np.float32), axis=1), 1, atol=2e-3)
-    assert 0.1 < (second.pseudo >= 0).mean() < (third.pseudo >= 0).mean() < 0.9  # a third, then two thirds
+    assert 0.1 < (second.pseudo >= 0).mean() < 0.9
+    assert (third.pseudo >= 0).all()  # the last clustering accepts all
     assert third.pseudo.max() < 10
 
 

@@ -73,6 +73,6 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     thresholds = [name for name in kept[0] if name.endswith("store.threshold")]
     assert len(thresholds) == 2, "one for each direction"
     for name in thresholds:
-        assert (kept[0][name] < 1).all()
+        assert (kept[0][name] != 1).all(), "every sample's threshold has been learned"
         torch.testing.assert_close(kept[0][name], kept[1][name], rtol=1e-3, atol=1e-3)
     assert all(row["flagged"] > 0 for row in one.epochs())
