@@ -72,7 +72,7 @@ class Boundaries(Exact):
         for name, share in (("lower", lower), ("upper", upper)):
             old = {field: state[f"{name}_{field}"] for field in _FIELDS}
             if 0 < share < 1:
-                moved, level = visited(sim_bM, n_b, old, share)
+                moved, level = visited(sim_bM, n_b, old, share, block.num_views)
                 new |= {f"{name}_{field}": rows.where(n_b > 0, old[field]) for field, rows in moved.items()}
                 bounds.append(level.where(n_b > 0, old["level"]))
             else:  # no bound; it starts anew should there be one again
@@ -87,7 +87,7 @@ class Boundaries(Exact):
         self.turn += 1
 
 
-def visited(sim_bM: Tensor, n_b: Tensor, state: State, share: float) -> tuple[State, Tensor]:
+def visited(sim_bM: Tensor, n_b: Tensor, state: State, share: float, num_views: int = 1) -> tuple[State, Tensor]:
     """The formulae of the module docstring: the state after the visit, and (b,) the level that bounds the ring of this visit.
 
     −inf among the similarities does not count.
@@ -104,7 +104,7 @@ def visited(sim_bM: Tensor, n_b: Tensor, state: State, share: float) -> tuple[St
     stretch = (1 - (below_bT[:, 2] - below_bT[:, 0]) / expected).clamp(min=-1)
     level, scale = before + step * scale, (scale * (trust * stretch).exp()).clamp(_FINEST, 1.0)
     if fresh.device.type != "cpu" or bool(fresh.any()):  # on a CPU looking costs nothing, and saves a sort
-        first_level, first_scale = _own_quantile(sim_bM, n_b, share)
+        first_level, first_scale = _own_quantile(sim_bM, n_b, share, num_views)
         level, scale = first_level.to(level.dtype).where(fresh, level), first_scale.to(scale.dtype).where(fresh, scale)
     level = level.clamp(-1, 1)
     evidence = (evidence + weight).clamp(max=_EVIDENCE)
@@ -119,14 +119,15 @@ def _share_below(sim_bM: Tensor, n_b: Tensor, level_bT: Tensor) -> Tensor:
     return 1 - above_bT.to(n_b.dtype) / n_b.clamp(min=1).unsqueeze(1)
 
 
-def _own_quantile(sim_bM: Tensor, n_b: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _own_quantile(sim_bM: Tensor, n_b: Tensor, share: float, num_views: int) -> tuple[Tensor, Tensor]:
     """(b,), (b,) the similarity with that share below it, extrapolated from the outermost one where the share is beyond it, and the scale:
-    from the order statistics one logit to either side, or the outermost, at least three places apart."""
+    from the order statistics one logit to either side, or the outermost, at least three places apart. The views of a sample count as
+    repetitions of each other: the largest of two alike views stands for one in n/2, not in n."""
     order_bM, last_b, target = sim_bM.sort(1).values, (n_b - 1).clamp(min=0), _logit(share)
     low_b, level_b, high_b = (torch.minimum((_share(target + by) * (n_b + 1) - 1).round().clamp(min=0), last_b) for by in (-1, 0, 1))
     places = torch.minimum(low_b, last_b - 3).clamp(min=0), level_b, torch.minimum(high_b.clamp(min=3), last_b)
     low_b, level_b, high_b = (order_bM.gather(1, (sim_bM.shape[1] - 1 - last_b + at).long().unsqueeze(1)).squeeze(1) for at in places)
-    low_logit_b, logit_b, high_logit_b = (torch.logit((at + 1) / (n_b + 1)) for at in places)
+    low_logit_b, logit_b, high_logit_b = (torch.logit((at + (1 + num_views) / 2) / (n_b + num_views)) for at in places)
     scale_b = ((high_b - low_b) / (high_logit_b - low_logit_b)).nan_to_num(0.0).clamp(_FINEST, 1.0)  # a single similarity has no scale
     return level_b + scale_b * (target - logit_b), scale_b
 
