@@ -189,3 +189,9 @@ def test_mixed_precision_around_an_update_changes_nothing() -> None:
             other.update(ids, rows)
     assert torch.equal(one.labels, other.labels)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def test_similarities_that_rise_with_the_level_are_refused() -> None:
+    Hierarchy(4, 3, merge_similarity=(0.8, 0.8))
+    with pytest.raises(ValueError, match=r"`merge_similarity` \(=\(0.3, 0.8\)\) must not rise"):
+        Hierarchy(4, 3, merge_similarity=(0.3, 0.8))

@@ -10,6 +10,7 @@ from torch import Tensor
 from kinfolk.detectors import Ring
 from kinfolk.detectors.boundaries import Boundaries, visited
 from kinfolk.kinship import Interval
+from kinfolk.objectives import NTXent
 from kinfolk.pairs import Block
 from tests.detectors.blocks import dropped, mask
 
@@ -75,6 +76,19 @@ def test_few_candidates_do_not_bias_the_share(size: int, end: str) -> None:
     assert found / of == pytest.approx(0.01, rel=0.1)
     below = shares_below(z, getattr(detector.boundaries.store, f"{end}_level")).mean()
     assert float(below if end == "lower" else 1 - below) == pytest.approx(0.01, rel=0.1)
+
+
+def test_two_views_that_are_alike_do_not_bias_the_share() -> None:
+    z, size, found, of = features(256), 32, 0.0, 0.0
+    detector, g = Ring(0.0, 0.99, num_samples=256, boundaries="learned"), torch.Generator().manual_seed(0)
+    loss_fn = NTXent(0.1, detector=detector)
+    for epoch in range(40):
+        for ids in torch.randperm(256, generator=g).split(size):  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                loss_fn(*(z[ids] + 0.02 * torch.randn(size, z.shape[1], generator=g) for _ in range(2)), ids)
+            if epoch >= 15:
+                found, of = found + float(loss_fn.stats.flagged), of + float(loss_fn.stats.negatives)
+    assert found / of == pytest.approx(0.01, rel=0.1)
 
 
 def test_a_shift_and_a_stretch_of_all_similarities_move_the_thresholds_alone() -> None:

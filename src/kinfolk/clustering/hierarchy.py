@@ -8,6 +8,7 @@ Dimension key: N data set, D embedding, H levels, B rows of an update, U distinc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,8 @@ class Hierarchy(nn.Module):
             raise ValueError(
                 f"`merge_similarity` (={merge_similarity}) must be a number in [-1, 1], or one for each of the levels 2 to {levels}"
             )
+        if any(later > earlier for earlier, later in pairwise(each)):
+            raise ValueError(f"`merge_similarity` (={merge_similarity}) must not rise: a higher level joins less similar samples")
         self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
         self.parts, self.rule, self.max_units, self.feature_momentum = parts, rule, max_units, feature_momentum
         self.tree = Tree(num_samples, levels, dim)
