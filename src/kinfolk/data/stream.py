@@ -172,7 +172,7 @@ class StreamedPixels:
             self.quarantine.append((key, reason))
             if self.note is not None:
                 add_to_quarantine(key, reason, self.note)
-        LOG.warning("%s", f"{shown(key)} was refused and is left out: {reason}")
+        LOG.warning("%s", f"{shown(key)} was refused: {reason}; training leaves it out, evaluation sees a black image in its place")
 
 
 @final
