@@ -273,5 +273,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     for spec in (tmp_path / "a.npy", "digits"):
         with pytest.raises(UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"):
             StreamSource(spec, tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
+        StreamSource(tmp_path / "gone", tmp_path / "cache")
     with pytest.raises(UsageError, match=r"whose labels are .cls files"):
         StreamSource(make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True)

@@ -200,6 +200,10 @@ class StreamSource(Source):
             self.samples, self.refused = (
                 index_shards(found, self.name, index_dir) if found else index_folder(path, labels_from_folders, index_dir)
             )
+        elif not path.exists() and str(spec) != "digits":
+            raise UsageError(
+                f"there is no file or folder {self.name}; `data.streaming` needs webdataset shards (.tar) or a folder of images"
+            )
         else:
             raise UsageError(f"`data.streaming` needs webdataset shards (.tar) or a folder of images, not {self.name}")
         self.classes, self.native_size = self.samples.classes, None
