@@ -248,7 +248,7 @@ def store_memory(name: str, N: int) -> dict[str, int]:
 def measure_stores(sizes: tuple[int, ...], most: int) -> None:
     print(f"\n| store | computed, bytes a sample | {' | '.join(f'measured, N = {N:,}' for N in sizes)} |\n|---|---|{'---|' * len(sizes)}")
     for store in held():
-        if store.formula in ("20", "(4·D + 8)·Q"):
+        if store.formula in ("24", "(4·D + 8)·Q"):
             continue
         found = [f"{child('store', store.name, str(N))['bytes'] / N:.1f}" if store.bytes(N) < most else "not run" for N in sizes]
         print(f"| {store.name} of {store.of} | {store.bytes(10**6) / 10**6:.1f} | {' | '.join(found)} |")

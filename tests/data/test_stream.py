@@ -93,11 +93,13 @@ def test_workers_give_the_same_pixels(tmp_path: Path) -> None:
     assert pool.stream is not None
     boards = [board.path for board in pool.stream.pool._boards]
     assert len(boards) == 1, "memory is used again once its pixels are gone"
+    where = [os.readlink(path) for path in boards]
+    assert all(path.endswith(" (deleted)") for path in where), "memory that has no name is free again after a kill, too"
     first, second = (pool.stream.read(ids)[0] for _ in range(2))
     assert torch.equal(first, second)
     assert len(pool.stream.pool._boards) == 2, "and not before"
     pool.stream.pool.close()
-    assert not any(os.path.exists(path) for path in boards)
+    assert not any(os.path.lexists(path) and os.readlink(path) in where for path in boards)
 
 
 def test_where_memory_for_files_is_short_the_disk_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,7 @@ def test_where_memory_for_files_is_short_the_disk_serves(tmp_path: Path, monkeyp
     data = streamed(make_shards(tmp_path / "shards", 8), tmp_path / "cache", processes=1)
     assert data.stream is not None
     assert len(data.stream.read(torch.arange(8))[2]) == 8
-    assert not data.stream.pool._boards[0].path.startswith("/dev/shm")
+    assert not os.readlink(data.stream.pool._boards[0].path).startswith("/dev/shm")
     data.stream.pool.close()
 
 
@@ -231,6 +233,18 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(joined(batches(data, 1), "ids").tolist()) == [0, 1]
 
 
+def test_links_that_lead_back_up_are_not_followed(tmp_path: Path) -> None:
+    for name in "abcd":
+        save(tmp_path / "data" / name / "x.png", noise(8, 8, ord(name)))
+        (tmp_path / "data" / name / "up").symlink_to("..")
+    assert streamed(tmp_path / "data", tmp_path / "cache").samples.keys == [f"{name}/x.png" for name in "abcd"]
+    save(tmp_path / "elsewhere" / "y.png", noise(8, 8, 1))
+    (tmp_path / "data" / "link").symlink_to("../elsewhere")
+    assert len(streamed(tmp_path / "data", tmp_path / "cache")) == 5
+    save(tmp_path / "elsewhere" / "z.png", noise(8, 8, 2))
+    assert len(streamed(tmp_path / "data", tmp_path / "cache")) == 6, "a folder behind a link is watched too"
+
+
 def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "data" / "a.png", noise(8, 8))
     os.rename(tmp_path / "data" / "a.png", os.fsencode(tmp_path / "data") + b"/caf\xe9.png")
@@ -259,5 +273,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     for spec in (tmp_path / "a.npy", "digits"):
         with pytest.raises(UsageError, match=r"needs webdataset shards \(.tar\) or a folder of images"):
             StreamSource(spec, tmp_path / "cache")
+    with pytest.raises(UsageError, match=r"there is no file or folder `.*gone`"):
+        StreamSource(tmp_path / "gone", tmp_path / "cache")
     with pytest.raises(UsageError, match=r"whose labels are .cls files"):
         StreamSource(make_shards(tmp_path / "shards", 2), tmp_path / "cache", labels_from_folders=True)

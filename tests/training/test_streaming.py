@@ -11,7 +11,7 @@ import torch
 
 from kinfolk.data.quarantine import read_quarantine
 from kinfolk.errors import KinfolkError
-from kinfolk.training import refresh
+from kinfolk.training import module, refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run import Run
 from kinfolk.training.train import train
@@ -77,6 +77,20 @@ def test_killed_anywhere_and_resumed_is_the_same(whole: Run, shards: Path, tmp_p
     assert run_child(out, moment, each_step=True, **arguments(shards)) == -9
     again = train(out=out, resume=True, progress=False)
     assert_same(whole, again)
+
+
+def test_a_batch_that_lost_an_image_has_as_many_chunks(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several ranks the number of chunks must be the same, or those with a BatchNorm over all ranks would wait for each other."""
+    asked: list[int] = []
+    original = module.in_chunks  # type: ignore[attr-defined]
+
+    def noted(modules: Any, number: int) -> Any:
+        asked.append(number)
+        return original(modules, number)
+
+    monkeypatch.setattr(module, "in_chunks", noted)
+    train(out=tmp_path / "run", **arguments(shards, epochs=2, settings={"trainer.chunk_size": 15}))
+    assert asked == [2] * 8
 
 
 def test_two_ranks_train_and_name_the_corrupt_image_once(shards: Path, tmp_path: Path) -> None:

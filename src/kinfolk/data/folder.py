@@ -137,6 +137,22 @@ def _walk(
             yield (*parts, entry.name), entry.path, entry.is_file(follow_symlinks=False)
 
 
+def folders_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
+    """`folder` and every folder below it whose files `open_folder` lists, also one that can't be read."""
+    below: list[str] = []
+    try:
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in above:
+            return
+        above = (*above, (here.st_dev, here.st_ino))
+        below = sorted(entry.path for entry in os.scandir(folder) if _is_folder(entry) and not _hidden(entry.name))
+    except OSError:
+        pass
+    yield folder
+    for path in below:
+        yield from folders_below(path, above)
+
+
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()

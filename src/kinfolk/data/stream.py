@@ -172,7 +172,7 @@ class StreamedPixels:
             self.quarantine.append((key, reason))
             if self.note is not None:
                 add_to_quarantine(key, reason, self.note)
-        LOG.warning("%s", f"{shown(key)} was refused and is left out: {reason}")
+        LOG.warning("%s", f"{shown(key)} was refused: {reason}; training leaves it out, evaluation sees a black image in its place")
 
 
 @final
@@ -199,6 +199,10 @@ class StreamSource(Source):
                 raise UsageError(f"`labels_from_folders` needs a folder of images; {self.name} holds shards, whose labels are .cls files")
             self.samples, self.refused = (
                 index_shards(found, self.name, index_dir) if found else index_folder(path, labels_from_folders, index_dir)
+            )
+        elif not path.exists() and str(spec) != "digits":
+            raise UsageError(
+                f"there is no file or folder {self.name}; `data.streaming` needs webdataset shards (.tar) or a folder of images"
             )
         else:
             raise UsageError(f"`data.streaming` needs webdataset shards (.tar) or a folder of images, not {self.name}")

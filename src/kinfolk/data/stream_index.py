@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 
 from kinfolk.data.captions import alike, sort_out
-from kinfolk.data.folder import open_folder
+from kinfolk.data.folder import folders_below, open_folder
 from kinfolk.data.groups import group_ids
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.prepare import one_writer
@@ -56,7 +56,9 @@ def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
             return _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
     except (DamagedFileError, OSError, ValueError, TypeError):
         pass
-    state = [_state(Path(path)) for path in _folders(root)]  # before listing: what changes meanwhile is seen the next time
+    state = [
+        _state(Path(path)) for path in folders_below(os.path.abspath(root))
+    ]  # before listing: what changes meanwhile is seen the next time
     found = _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
     _write(known, state)
     return found
@@ -212,15 +214,6 @@ def _repeated(splits: Iterable[tuple[str, int]]) -> Any:
     names = list(dict.fromkeys(split for split, _ in splits))
     codes = np.concatenate([np.full(count, names.index(split), dtype=np.int8) for split, count in splits])
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.large_string()))
-
-
-def _folders(root: Path) -> list[str]:
-    """Every folder below `root` whose files are listed."""
-    found: list[str] = []
-    for path, folders, _ in os.walk(root, followlinks=True, onerror=lambda error: found.append(os.path.abspath(error.filename))):
-        folders[:] = [folder for folder in sorted(folders) if not folder.startswith(".") and folder != "__MACOSX"]
-        found.append(os.path.abspath(path))
-    return found
 
 
 def _state(path: Path) -> list[Any]:

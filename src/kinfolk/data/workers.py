@@ -138,23 +138,37 @@ class DecodePool:
 
 
 class _Board:
-    """A file with a row for each image: in memory, or where that is too small (as often in containers) among the temporary files."""
+    """A file with a row for each image: in memory, or where that is too small (as often in containers) among the temporary files.
+
+    Where the system names open files (Linux) it has no name of its own, so that its memory is free again however this process ends.
+    """
 
     def __init__(self, rows: int, height: int, width: int) -> None:
         size = max(1, rows) * height * width * 3
         try:
-            self.path = _reserved("/dev/shm", size)
+            self._handle, self.path = _reserved("/dev/shm", size)
         except OSError:
-            self.path = _reserved(tempfile.gettempdir(), size)
+            self._handle, self.path = _reserved(tempfile.gettempdir(), size)
+        opened = f"/proc/{os.getpid()}/fd/{self._handle}"
+        self._named = not os.path.exists(opened)
+        if not self._named:
+            os.unlink(self.path)
+            self.path = opened
         self.rows = np.memmap(self.path, dtype=np.uint8, mode="r+", shape=(max(1, rows), height, width, 3))
         self.free = True
 
     def release(self) -> None:
         self.free = True
 
+    def close(self) -> None:
+        os.close(self._handle)
+        if self._named:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
 
-def _reserved(folder: str, size: int) -> str:
-    """A new file whose bytes are reserved: writing to a mapped file for which there is no room would end the process."""
+
+def _reserved(folder: str, size: int) -> tuple[int, str]:
+    """A new file, open, whose bytes are reserved: writing to a mapped file for which there is no room would end the process."""
     handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -162,11 +176,10 @@ def _reserved(folder: str, size: int) -> str:
         else:
             os.truncate(path, size)
     except OSError:
+        os.close(handle)
         os.unlink(path)
         raise
-    finally:
-        os.close(handle)
-    return path
+    return handle, path
 
 
 def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_Board]) -> None:
@@ -174,8 +187,7 @@ def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_Board]) -
     while idle:
         idle.pop().stop()
     for board in boards:
-        with contextlib.suppress(OSError):
-            os.unlink(board.path)
+        board.close()
 
 
 @final

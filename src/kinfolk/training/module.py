@@ -111,8 +111,9 @@ class TrainingModule(pl.LightningModule):
         self.framework.set_progress(epoch, self.epochs)
         self.framework.hear("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
-        chunks = 1 if self.chunk_size is None else math.ceil(len(batch["ids"]) / self.chunk_size)
-        with in_chunks(encoders_of(self.framework), max(1, chunks)):
+        share = self.batch_size // distributed.world_size()  # not the rows that are left: all ranks have as many chunks, for SyncBatchNorm
+        chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
+        with in_chunks(encoders_of(self.framework), chunks):
             loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last = batch["epoch"], batch["step"], batch["ids"]
         self._look_at(loss)
