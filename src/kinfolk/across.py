@@ -7,8 +7,7 @@ Images i and texts j have one matrix of similarities, and the two directions the
 
 The texts' direction is evaluated first and without gradient: one product, after which a text is known by lse'_j, its derivative, and the
 similarities above and up to which v_ij is 0. With these the images' direction, where a block of s is at hand, has the second term as well,
-and takes the two products of the gradient from the sum. Under a process group only these numbers cross ranks. Measured at batch 4,096 and
-D = 512, where products are all that counts: 0.7 of the time of both directions by themselves.
+and takes the two products of the gradient from the sum. Under a process group only these numbers cross ranks.
 
 Dimension key: R rows of a block, C candidates, P own positives.
 """
