@@ -15,7 +15,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_rows
 from kinfolk.training.run import Run
 from tests.faults.campaign import Tally
-from tests.faults.hostile import _features, _held, _labels, _source, hostile_files, made
+from tests.faults.hostile import Reader, _features, _held, _images, _labels, _npy, _source, hostile_files, made
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -34,6 +34,16 @@ def test_made_to_harm(tmp_path: Path, number: int) -> None:
     name, data, read = made()[number]
     held, what = _held(tmp_path / name, data, read)
     assert held, what
+
+
+@pytest.mark.parametrize("read", [_features, _images])
+def test_a_shape_beyond_all_memory_is_one_sentence(tmp_path: Path, read: Reader) -> None:
+    """numpy's own warning of an overflow would stand before it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held, what = _held(tmp_path / "beyond.npy", _npy((1 << 40, 1 << 30, 32, 3)), read)
+    assert held, what
+    assert "overflow" not in what
 
 
 def test_mutations_of_good_files(tmp_path: Path) -> None:
