@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class OpenedRun:
 
     def _require_own(self, meta: Mapping[str, Any], name: str) -> None:
         """Refuses a file that a run of other settings or other samples has exported. `meta`: what it says of itself."""
-        told = {"settings": (lambda: settings_digest(shaping(self.config)), "config.yaml")}
+        told: dict[str, tuple[Callable[[], str], str]] = {"settings": (lambda: settings_digest(shaping(self.config)), "config.yaml")}
         if Run(self.path).samples.is_file():
             told["samples"] = (lambda: samples_digest(Samples.read(Run(self.path).samples)), "samples.parquet")
         for what, (digest, source) in told.items():
