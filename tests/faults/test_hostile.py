@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kinfolk.errors import KinfolkWarning
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_rows
 from kinfolk.training.run import Run
@@ -79,6 +80,18 @@ def test_tables_of_any_cells(tmp_path: Path, rows: list[list[str]]) -> None:
 def test_aliases_that_stay_small_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: &x 3\nepochs: *x\n".replace("x: &x 3\n", "seed: &x 3\n"), encoding="utf-8")
     assert TrainConfig.load(tmp_path / "a.yaml").epochs == 3
+
+
+@pytest.mark.parametrize("content", [None, b"\x80\xff\x00", b'{"epoch": 1, "st'])
+def test_lost_lines_of_epochs_that_are_done_are_reported(tmp_path: Path, content: bytes | None) -> None:
+    run = Run(tmp_path)
+    if content is not None:
+        run.metrics.write_bytes(content)
+    with pytest.warns(KinfolkWarning, match="has readable lines of 0 of the 2 epochs that are done"):
+        run.cut_metrics(12, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.cut_metrics(4, 0)
 
 
 def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> None:
