@@ -184,7 +184,9 @@ def first_line(error: BaseException) -> str:
 def why_failed(error: BaseException) -> str:
     """What an error that nobody expected says, in one line: the file and the reason for one of the file system, else its type and text."""
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
-        return f"{shown(os.fsdecode(error.filename))} cannot be used: {_REASONS[error.errno]}"
+        closed = error.errno in (errno.EACCES, errno.EPERM)  # to read or to write, the error does not say
+        reason = "this user may not use it; change its rights, or give another place" if closed else _REASONS[error.errno]
+        return f"{shown(os.fsdecode(error.filename))} cannot be used: {reason}"
     text = first_line(error)
     return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
 

@@ -1,7 +1,7 @@
 """Text that others chose, such as names of files and classes: how it is shown and how it is written into tables.
 
 A name may hold line breaks, escape sequences of a terminal, or begin like a formula of a spreadsheet. Messages, logs and tables on the
-screen show it by `shown`; CSV files hold it by `escaped`, from which `unescaped` gives back the exact text.
+screen show it by `shown`, pages by `without_controls`; CSV files hold it by `escaped`, from which `unescaped` gives back the exact text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 LONGEST = 160
 _FORMULA = "=+-@＝＋－＠"
 _ESCAPES = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -31,6 +32,16 @@ def shown(text: str, longest: int = LONGEST) -> str:
 def printable(text: str) -> str:
     """A text of any length with all that is not printable, line breaks included, escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_controls(value: object) -> object:
+    """For a page: a text with its control characters escaped but for line breaks and tabs. Anything else, ready HTML too, stays as it is.
+
+    Example:
+        >>> without_controls("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value) if type(value) is str else value
 
 
 def escaped(text: str) -> str:

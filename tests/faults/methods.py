@@ -33,6 +33,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     "simclr+known": {},
     "moco+glofnd": {"framework.queue_size": 40, "detector.alpha": 0.1},
     "moco+ring": {"framework.queue_size": 40},
+    "mocov3+glofnd": {"detector.alpha": 0.1},
     "ir+ring": {"framework.num_negatives": None},
     "ir+cave": {"framework.num_negatives": None, "detector.num_clusters": 6},
     "ir+neighbours": {"framework.num_negatives": 40},

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kinfolk.errors import KinfolkWarning
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_rows
 from kinfolk.training.run import Run
 from tests.faults.campaign import Tally
-from tests.faults.hostile import _features, _held, _labels, _source, hostile_files, made
+from tests.faults.hostile import Reader, _features, _held, _images, _labels, _npy, _source, hostile_files, made
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -34,6 +35,16 @@ def test_made_to_harm(tmp_path: Path, number: int) -> None:
     name, data, read = made()[number]
     held, what = _held(tmp_path / name, data, read)
     assert held, what
+
+
+@pytest.mark.parametrize("read", [_features, _images])
+def test_a_shape_beyond_all_memory_is_one_sentence(tmp_path: Path, read: Reader) -> None:
+    """numpy's own warning of an overflow would stand before it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held, what = _held(tmp_path / "beyond.npy", _npy((1 << 40, 1 << 30, 32, 3)), read)
+    assert held, what
+    assert "overflow" not in what
 
 
 def test_mutations_of_good_files(tmp_path: Path) -> None:
@@ -69,6 +80,18 @@ def test_tables_of_any_cells(tmp_path: Path, rows: list[list[str]]) -> None:
 def test_aliases_that_stay_small_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: &x 3\nepochs: *x\n".replace("x: &x 3\n", "seed: &x 3\n"), encoding="utf-8")
     assert TrainConfig.load(tmp_path / "a.yaml").epochs == 3
+
+
+@pytest.mark.parametrize("content", [None, b"\x80\xff\x00", b'{"epoch": 1, "st'])
+def test_lost_lines_of_epochs_that_are_done_are_reported(tmp_path: Path, content: bytes | None) -> None:
+    run = Run(tmp_path)
+    if content is not None:
+        run.metrics.write_bytes(content)
+    with pytest.warns(KinfolkWarning, match="has readable lines of 0 of the 2 epochs that are done"):
+        run.cut_metrics(12, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.cut_metrics(4, 0)
 
 
 def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> None:

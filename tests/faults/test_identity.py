@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
+from kinfolk.models.weights import meta_of
 from kinfolk.training.changes import FREE, shaping
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -133,6 +134,18 @@ def test_the_model_of_another_run_is_refused(run: Run, tmp_path: Path) -> None:
     run.config.write_text(text.replace("seed: 0", "seed: 1", 1), encoding="utf-8")
     with pytest.raises(KinfolkError, match=r"model\.safetensors is not of this run"):
         open_run(done.path).encoder()
+
+
+def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: Path) -> None:
+    """Two runs with the same settings: nothing but the samples tells them apart."""
+    done = train(out=run.path, resume=True, progress=False)
+    shutil.copytree(stopped / "run1", tmp_path / "other")
+    other = train(out=tmp_path / "other", resume=True, progress=False)
+    shutil.copy(other.model, done.model)
+    with pytest.raises(KinfolkError, match=r"model\.safetensors is not of this run: it was exported with other samples"):
+        open_run(done.path).encoder()
+    with pytest.raises(KinfolkError, match=r"towers\.safetensors is not of this run"):
+        open_run(done.path)._require_own(meta_of(other.model), "towers.safetensors")
 
 
 def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kinfolk.cli import main
 from kinfolk.data.quarantine import read_quarantine, write_quarantine
 from kinfolk.errors import KinfolkError
 from kinfolk.foreign import csv_text, escaped, printable, shown, unescaped
+from kinfolk.report import write_report
 from kinfolk.training.keeper import InterruptedRunError, Keeper
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
@@ -94,3 +95,11 @@ def test_nothing_of_it_reaches_the_terminal(folder: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["data", "none\x1b[2J\r"])
     assert "\x1b[2J" not in capsys.readouterr().err
+
+
+def test_a_page_shows_control_characters_as_escapes(folder: Path, tmp_path: Path) -> None:
+    settings = {**TINY, "data.labels_from_folders": True, "snapshots.epochs": 0, "knn.every": 0}
+    run = train(str(folder), tmp_path / "run", epochs=1, batch_size=4, settings=settings, progress=False)
+    page = write_report(run.path).read_text(encoding="utf-8")
+    assert "\\x1b[2J" in page
+    assert "\x1b[" not in page

@@ -173,10 +173,43 @@ def test_a_folder_that_cannot_be_read_is_quarantined(tmp_path: Path, monkeypatch
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
 
+    def refuse_names(path: Any = ".") -> Any:
+        refuse(path).close()
+        return names(path)
+
+    names = os.listdir
     monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse_names)  # `Path.iterdir` asks in this way
     data = prepare(open_source(str(tmp_path)), image_size=8, workers=0)
     assert list(data.samples.keys) == ["good/a.png"]
     assert data.quarantine == [("closed/", "the folder can't be read: Permission denied")]
+
+
+def test_a_split_of_shards_that_cannot_be_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import tarfile
+
+    from PIL import Image
+
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        image = io.BytesIO()
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(image, "png")
+        with tarfile.open(tmp_path / name / "0.tar", "w") as archive:
+            member = tarfile.TarInfo("a.png")
+            member.size = len(image.getvalue())
+            archive.addfile(member, io.BytesIO(image.getvalue()))
+    listing = Path.iterdir
+
+    def refuse(path: Path) -> Any:
+        if path.name == "test":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listing(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    data = prepare(open_source(str(tmp_path)), image_size=8, workers=0)
+    assert list(data.samples.splits) == ["train"]
+    assert [name for name, _ in data.quarantine] == ["test"]
 
 
 def test_all_is_flushed_to_the_disk_before_it_has_its_name(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

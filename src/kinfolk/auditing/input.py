@@ -52,7 +52,8 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode="r")
+    with np.errstate(over="ignore"):  # of a shape that no memory holds; numpy refuses it a line later
+        return np.lib.format.open_memmap(path, mode="r")
 
 
 def _npz(path: Path, key: str | None) -> NDArray[Any]:

@@ -89,7 +89,7 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
     """A `.npz` with `x_train` / `y_train` / `x_test` / `y_test` or `images` / `labels` (and perhaps `classes`), or a `.npy`."""
     modified_ns, name, classes = path.stat().st_mtime_ns, f"`{path}`", None
     if path.suffix.lower() == ".npy":
-        with _clear_errors(name):
+        with _clear_errors(name), np.errstate(over="ignore"):  # of a shape that no memory holds; numpy refuses it a line later
             images = np.lib.format.open_memmap(path, mode="r")
         return array_source({"train": (images, labels)}, name=name, modified_ns=modified_ns)
     with ExitStack() as stack:

@@ -69,11 +69,15 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
     """The archives of each split: a single `.tar`; or those of a folder, or of its `train/`, `test/` …, if it holds no images besides."""
     if path.is_file():
         return {"train": [path]}
-    folders = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.name.startswith(".")}
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise KinfolkError(f"the folder `{shown(str(path))}` can't be read: {error.strerror}") from error
+    folders = {entry.name: entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
     found: dict[str, list[Path]] = {"train": _tars(path)}
     for name, folder in folders.items():
         found.setdefault(SPLITS.get(name, name), []).extend(_tars(folder))
-    images = any(entry.suffix.lower().lstrip(".") in IMAGES for entry in path.iterdir())
+    images = any(entry.suffix.lower().lstrip(".") in IMAGES for entry in entries)
     whole = all(name in SPLITS and _tars(folder) for name, folder in folders.items())
     return {split: tars for split, tars in found.items() if tars} if whole and not images else {}
 
@@ -116,7 +120,10 @@ def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path 
 
 
 def _tars(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == ".tar" and not entry.name.startswith("."))
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == ".tar" and not entry.name.startswith("."))
+    except OSError:  # taken for an archive that can't be read, among others that can, it is refused by its name
+        return [folder]
 
 
 def shard_names(paths: list[Path]) -> dict[Path, str]:

@@ -80,8 +80,12 @@ def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise KinfolkError(f"{file} describes an encoder this version can't build: {first_line(error)}.") from error
     load_state(encoder, read_state(file), source=str(file))
-    meta = description.get("meta")
-    return encoder.eval(), meta if isinstance(meta, dict) else {}
+    return encoder.eval(), _meta(description)
+
+
+def meta_of(file: Path) -> dict[str, Any]:
+    """What `save_encoder` and `save_towers` were given as `meta`; empty for files of other programs."""
+    return _meta(_describe(file))
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
@@ -206,6 +210,11 @@ def _describe(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise KinfolkError(f"{beside} is not valid JSON: {first_line(error)}.") from error
     return description if isinstance(description, dict) else {}
+
+
+def _meta(description: Mapping[str, Any]) -> dict[str, Any]:
+    meta = description.get("meta")
+    return meta if isinstance(meta, dict) else {}
 
 
 def _metadata(file: Path) -> dict[str, str]:

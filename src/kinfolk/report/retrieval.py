@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.text import TextData, every_caption
+from kinfolk.foreign import without_controls
 from kinfolk.report.map import choose, data_uri
 from kinfolk.report.material import square_pictures
 from kinfolk.training.flagged import kin_of, trained
@@ -116,7 +117,7 @@ def render(by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, 
 
     files = resources.files("kinfolk.report")
     template, style = (files.joinpath(f"retrieval.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, finalize=without_controls, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     detector = method.partition("+")[2].partition(":")[0] if detects else ""
     return Markup(environment.from_string(template).render(by_image=by_image, by_text=by_text, detector=detector, style=Markup(style)))
 

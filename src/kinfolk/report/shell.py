@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.files import write_text
+from kinfolk.foreign import without_controls
 
 Part = tuple[str, str]
 """Package and name of a file that a page is made of."""
@@ -52,6 +53,7 @@ def compose(
     environment = Environment(
         loader=FunctionLoader(lambda asked: _file(files[asked], asked)),
         autoescape=True,
+        finalize=without_controls,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

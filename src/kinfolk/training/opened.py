@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
+from kinfolk.data.samples import Samples
 from kinfolk.data.sources import Source
 from kinfolk.data.tokenizer import read_tokenizer
 from kinfolk.data.views import Views
@@ -21,7 +25,7 @@ from kinfolk.evaluation.paired import Towers
 from kinfolk.foreign import shown
 from kinfolk.models.feature_map import FeatureMap
 from kinfolk.models.pair import TOWERS, Pair, begin_from
-from kinfolk.models.weights import WEIGHTS, load_encoder
+from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of
 from kinfolk.training.assemble import build_views, networks
 from kinfolk.training.changes import settings_digest, shaping
 from kinfolk.training.config import TrainConfig
@@ -41,12 +45,7 @@ class OpenedRun:
     def encoder(self) -> nn.Module:
         """The encoder, in evaluation mode; one that another run has exported is refused."""
         encoder, meta = load_encoder(self.path)
-        wanted = settings_digest(shaping(self.config))
-        if "settings" in meta and meta["settings"] != wanted:
-            raise KinfolkError(
-                f"{self.path / WEIGHTS} is not of this run: it was exported with other settings (digest "
-                f"{shown(str(meta['settings']))[:8]}, config.yaml has {wanted[:8]}); put the run's own file or config.yaml back"
-            )
+        self._require_own(meta, WEIGHTS)
         return encoder
 
     def towers(self) -> Towers:
@@ -58,11 +57,24 @@ class OpenedRun:
         file = self.path / TOWERS
         if not file.is_file():
             raise UsageError(f"there is no {TOWERS} in {self.path}; the training has not finished an epoch yet")
+        self._require_own(meta_of(file), TOWERS)
         tokenizer = read_tokenizer(Run(self.path).tokenizer, self.config.text.context)
         bare = self.config.with_settings({"model.pretrained": False, "text.pretrained": False})  # the file has all weights
         pair = Pair(*networks(bare, (3,)), *text_networks(bare, tokenizer))
         begin_from(pair, file)
         return Towers(pair.eval(), self.views(), tokenizer, "cuda" if torch.cuda.is_available() else "cpu")
+
+    def _require_own(self, meta: Mapping[str, Any], name: str) -> None:
+        """Refuses a file that a run of other settings or other samples has exported. `meta`: what it says of itself."""
+        told: dict[str, tuple[Callable[[], str], str]] = {"settings": (lambda: settings_digest(shaping(self.config)), "config.yaml")}
+        if Run(self.path).samples.is_file():
+            told["samples"] = (lambda: samples_digest(Samples.read(Run(self.path).samples)), "samples.parquet")
+        for what, (digest, source) in told.items():
+            if what in meta and meta[what] != (wanted := digest()):
+                raise KinfolkError(
+                    f"{self.path / name} is not of this run: it was exported with other {what} (digest {shown(str(meta[what]))[:8]}, "
+                    f"{source} has {wanted[:8]}); put the run's own file or {source} back"
+                )
 
     def views(self) -> Views:
         """The views as the run made them."""

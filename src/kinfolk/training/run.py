@@ -170,12 +170,15 @@ class Run:
             if entry.is_file() and (inside or self._is_own(entry)):
                 entry.unlink()
 
-    def cut_metrics(self, step: int) -> None:
-        """Drops the lines after `step`, and torn ones: what the resumed training will write again. A torn line before the last, which no
-        killed process leaves, is warned of."""
-        if not self.metrics.exists():
-            return
+    def cut_metrics(self, step: int, epochs: int = 0) -> None:
+        """Drops the lines after `step`, and torn ones: what the resumed training will write again. Lines of the `epochs` that are done are
+        not written again, so if one is torn or missing, which no killed process leaves, a warning says so."""
         rows, torn = read_rows(self.metrics)
+        kept = [row for row in rows if row.get("step", 0) <= step]
         if torn and torn[0] <= len(rows):
             warnings.warn(about_torn(self.metrics, torn), KinfolkWarning, stacklevel=2)
-        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step))
+        elif len(kept) < epochs:
+            told = f"{shown(str(self.metrics))} has readable lines of {len(kept)} of the {epochs} epochs that are done"
+            warnings.warn(f"{told}; the others are lost", KinfolkWarning, stacklevel=2)
+        if self.metrics.exists():
+            write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))

@@ -136,7 +136,7 @@ def write_start(
         run.clear(keep=("cache",))
     run.path.mkdir(parents=True, exist_ok=True)
     run.sweep()
-    run.cut_metrics(0 if state is None else state["step"])
+    run.cut_metrics(*(0, 0) if state is None else (state["step"], state["epoch"]))
     cut_snapshots(run.snapshots, 0 if state is None else state["epoch"])
     if state is None:
         images.samples.to_parquet(run.samples)
