@@ -58,13 +58,19 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     The folder of `path` is made if it is missing, but not the folder above: a run folder that was removed is an error.
     """
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(3)}{UNFINISHED}")  # two processes may write the same cache
+    with _replacing(path, unfinished), open(unfinished, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, unfinished: Path) -> Iterator[None]:
+    """While `unfinished` is written: makes the folder before, and puts the file in the place of `path` after, or removes it on an error."""
     with telling(path):
         _make_folder(path.parent)
         try:
-            with open(unfinished, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
+            yield
             os.replace(unfinished, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -98,20 +104,12 @@ def _text_digest(text: str) -> str:
 def write_by_name(path: Path, write: Callable[[Path], object]) -> None:
     """As `write_atomically`, for writers that take a path. `write` gets a name with the suffix of `path`."""
     unfinished = path.with_name(f"{path.stem}{UNFINISHED}{path.suffix}")
-    with telling(path):
-        _make_folder(path.parent)
-        try:
-            write(unfinished)
-            with open(unfinished, "rb+") as file:
-                os.fsync(file.fileno())
-            os.umask(mask := os.umask(0o077))  # the only way to read it; what another thread makes meanwhile is rather too private
-            unfinished.chmod(0o666 & ~mask)  # safetensors keeps a file to its owner
-            os.replace(unfinished, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
-        sync_folder(path.parent)
+    with _replacing(path, unfinished):
+        write(unfinished)
+        with open(unfinished, "rb+") as file:
+            os.fsync(file.fileno())
+        os.umask(mask := os.umask(0o077))  # the only way to read it; what another thread makes meanwhile is rather too private
+        unfinished.chmod(0o666 & ~mask)  # safetensors keeps a file to its owner
 
 
 def append_line(path: Path, line: str) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kinfolk.detectors.order import sampled
 from kinfolk.detectors.quantile import State
+from kinfolk.kinship import others
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
 from kinfolk.stores.exact import Exact
@@ -65,7 +66,7 @@ class Boundaries(Exact):
     def learned(self, block: Block, lower: float, upper: float) -> tuple[State, Tensor, Tensor]:
         """The state that this visit leads to, and the (b,) lower and upper levels that bound its ring."""
         state, sample_RS = self.read(block), sampled(block.sim_RC, SAMPLED, int(self.turn))
-        known_R = torch.gt(sample_RS, -2, out=torch.empty_like(sample_RS)).sum(1)
+        known_R = others(sample_RS).sum(1)
         n_b = known_R.view(-1, block.num_views).sum(1).to(state["lower_level"].dtype)
         sim_bM = sample_RS.reshape(len(block.ids), -1)
         new, bounds = dict(state), list[Tensor]()
