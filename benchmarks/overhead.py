@@ -38,7 +38,7 @@ def stepper(method: str, arguments: dict[str, Any], pixels: torch.Tensor, batch:
     labels = torch.arange(len(pixels)) % 10
     head = projection_head(encoder.output_size, encoder.output_size, 128)
     framework = build(parse(method), encoder, head, Context(len(pixels), labels), {}, arguments)
-    framework.objective.watch(labels)
+    framework.objective.set_eval_labels(labels)
     framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(framework.parameters(), lr=0.03, momentum=0.9)
     views = Views("simclr", 32)

@@ -80,7 +80,7 @@ def test_spared_negatives_are_those_of_the_other_direction(monkeypatch: pytest.M
     made = [CLIPLoss(0.3, detector=FNC(min_similarity=-1.0), min_negatives=min_negatives, block_rows=4).double() for _ in range(2)]
     if watched:
         for loss_fn in made:
-            loss_fn.watch(torch.arange(N) % 3)
+            loss_fn.set_eval_labels(torch.arange(N) % 3)
     together = steps(made[0], False, twins=True)
     apart(monkeypatch)
     torch.testing.assert_close(together, steps(made[1], False, twins=True))

@@ -35,7 +35,7 @@ def objective(name: str) -> Objective:
         made: Objective = NTXent(0.3, detector=detector, action="attract" if "oracle" in name else "eliminate", block_rows=4)
     else:
         made = SogCLR(NUM_SAMPLES, 0.3, detector=detector, block_rows=4)
-    made.watch(LABELS)
+    made.set_eval_labels(LABELS)
     return made.double()
 
 

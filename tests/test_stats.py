@@ -34,7 +34,7 @@ def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) -> None:
     loss_fn = NTXent(0.2, detector=Scripted(same_class(2)), block_rows=block_rows)
-    loss_fn.watch(torch.tensor(labels))
+    loss_fn.set_eval_labels(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
     slow = slow_counts(labels, 2)
@@ -61,7 +61,7 @@ def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
 def test_rates_of_the_anchors_equal_the_released_definition(labels: list[int], num_classes: int, block_rows: int | None) -> None:
     """With five groups of seven ids, some anchors have nothing flagged; the labels leave some without false negatives."""
     loss_fn = NTXent(0.2, detector=Scripted(same_class(num_classes)), block_rows=block_rows)
-    loss_fn.watch(torch.tensor(labels))
+    loss_fn.set_eval_labels(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
     precision, recall = slow_anchors(labels, num_classes)
@@ -81,7 +81,7 @@ def test_the_harmonic_mean_of_the_means_is_the_papers_f1() -> None:
 def test_rates_of_the_anchors_before_anything_is_flagged() -> None:
     """Every anchor would have precision 1; there is none to speak of."""
     loss_fn = NTXent(0.2)
-    loss_fn.watch(torch.tensor([0, 0, 1, 1]))
+    loss_fn.set_eval_labels(torch.tensor([0, 0, 1, 1]))
     z = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(4))
     assert math.isnan(loss_fn.stats.anchor_precision)
@@ -128,7 +128,7 @@ def test_similarities_equal_slow_ones(labels: list[int], every: int, monkeypatch
     anchors, positives, queue = (torch.randn(*shape, 4, generator=g).double() for shape in ((10,), (10, 3), (11,)))
     pairs = Pairs(anchors, queue, positives, torch.tensor([1, 2, 3, 7, 5]), torch.arange(11) % 8, num_views=2)
     loss_fn = NTXent(0.2)
-    loss_fn.watch(torch.tensor(labels))
+    loss_fn.set_eval_labels(torch.tensor(labels))
     loss_fn.on(pairs)
     tp, fn = slow_similarities(pairs, labels, every)
     assert loss_fn.stats.tp_similarity == pytest.approx(tp, abs=1e-6)
@@ -152,7 +152,7 @@ def test_similarities_of_two_views_and_without_labels() -> None:
     expected = torch.nn.functional.cosine_similarity(z[0], z[1]).mean().item()
     assert loss_fn.stats.tp_similarity == pytest.approx(expected, abs=1e-5)
     assert math.isnan(loss_fn.stats.fn_similarity)
-    loss_fn.watch(torch.tensor([0, 0, 1, 1, 2, 2]))
+    loss_fn.set_eval_labels(torch.tensor([0, 0, 1, 1, 2, 2]))
     loss_fn(z[0], z[1], torch.arange(6))
     unit = torch.nn.functional.normalize(z, dim=2)
     pairs = [(unit[:, i] @ unit[:, i + 1].T).mean().item() for i in (0, 2, 4)]
@@ -169,6 +169,6 @@ def test_similarities_of_two_views_and_without_labels() -> None:
 def test_labels_never_touch_the_loss() -> None:
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     plain, watched = (NTXent(0.2, detector=Scripted(same_class(2))) for _ in range(2))
-    watched.watch(torch.arange(7))
+    watched.set_eval_labels(torch.arange(7))
     assert torch.equal(plain(z[0], z[1]), watched(z[0], z[1], torch.arange(7)))
     assert "labels" not in watched.state_dict()

@@ -47,19 +47,19 @@ def test_the_upper_bound_moves_with_the_lower_one(policy: Policy) -> None:
         ring.set_progress(epoch, 12)
         for step in range(3):
             done = epoch + step / 3
-            ring.hear(policy, -done if policy == "loss" else done)
+            ring.on_metric(policy, -done if policy == "loss" else done)
         assert ring.upper == pytest.approx(1 - 0.1 * (1 - ring.lower))
         seen.add(round(ring.upper, 3))
     assert len(seen) > 2
     assert max(seen) == 0.99
-    assert ring.figures == {"ring_lower": ring.lower, "ring_upper": ring.upper}
+    assert ring.metrics == {"ring_lower": ring.lower, "ring_upper": ring.upper}
     assert Ring(0.0, 0.9, anneal="linear", start_upper=1.0).upper == 1.0, "with a lower bound that stays at 0"
 
 
 def test_a_fixed_upper_bound_stays() -> None:
     ring = Ring(0.9, 0.99, anneal="linear", anneal_epochs=4)
     for epoch in (0.0, 1.5, 9.0):
-        ring.hear("epoch", epoch)
+        ring.on_metric("epoch", epoch)
         assert ring.upper == 0.99
 
 
@@ -85,7 +85,7 @@ def test_accuracy_drives_it_up_and_down() -> None:
     anneal = Anneal("knn", 0.1, 0.5, 4, 1)
     seen = []
     for accuracy in (0.2, 0.3, 0.4, 0.35, 0.35, 0.36, 0.1, 0.0, 0.0):
-        anneal.hear(accuracy)
+        anneal.on_metric(accuracy)
         seen.append(anneal.lower)
     assert seen == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1])
 
@@ -95,7 +95,7 @@ def test_a_rarer_measurement_moves_it_as_far() -> None:
     for epoch in range(12):
         anneal.set_progress(epoch, 12)
         if epoch % 2 == 1:
-            anneal.hear(0.1 * epoch)
+            anneal.on_metric(0.1 * epoch)
             seen.append(anneal.lower)
     assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8])  # all the way in eight epochs, whether measured in each or in every other
 
@@ -106,10 +106,10 @@ def test_a_falling_loss_drives_it_up_in_the_time_given() -> None:
     for epoch in range(7):
         anneal.set_progress(epoch, 7)
         for step in range(10):
-            anneal.hear(5 - 0.1 * epoch - 0.01 * step)
+            anneal.on_metric(5 - 0.1 * epoch - 0.01 * step)
         seen.append(anneal.lower)
     assert seen == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8])  # the first epoch only counts its steps
-    anneal.hear(9.0)
+    anneal.on_metric(9.0)
     assert anneal.lower == pytest.approx(0.8 - 0.8 / 40)
 
 
@@ -118,7 +118,7 @@ def test_it_stays_between_its_ends(policy: Policy, figures: list[float]) -> None
     anneal = Anneal(policy, 0.2, 0.6, 2, 1)
     for i, figure in enumerate(figures):
         anneal.set_progress(i // 5, 10)
-        anneal.hear(figure)
+        anneal.on_metric(figure)
         assert 0.2 <= anneal.lower <= 0.6
 
 
@@ -136,8 +136,8 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: str) ->
             loss_fn.set_progress(step / 4, 4)
             z = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(step))
             losses.append(loss_fn(z[0], z[1], torch.arange(12) + step % 4).item())
-            if step % 4 == 3 and loss_fn.detector is not None and "knn" in loss_fn.detector.hears:
-                loss_fn.detector.hear("knn", math.sin(step))
+            if step % 4 == 3 and loss_fn.detector is not None and "knn" in loss_fn.detector.wanted_metrics:
+                loss_fn.detector.on_metric("knn", math.sin(step))
         return losses
 
     whole, before, after = made(), made(), made()
@@ -153,9 +153,9 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: str) ->
 
 def test_a_warm_up_keeps_it_waiting() -> None:
     detector = StartAt(Ring(0.6, 0.9, anneal="knn", anneal_epochs=2), epoch=2)
-    assert detector.hears == {"knn"}
+    assert detector.wanted_metrics == {"knn"}
     for epoch, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
         detector.set_progress(epoch, 4)
-        detector.hear("knn", accuracy)
+        detector.on_metric("knn", accuracy)
     assert isinstance(detector.detector, Ring)
     assert detector.detector.lower == pytest.approx(0.3)

@@ -121,7 +121,7 @@ def test_it_follows_an_annealed_bound() -> None:
     detector = Ring(0.9, 0.99, num_samples=1024, boundaries="learned", anneal="linear", anneal_epochs=20)
     assert detector.boundaries is not None
     for epoch in range(30):
-        detector.hear("epoch", float(epoch))
+        detector.on_metric("epoch", float(epoch))
         for ids in batches(z, 256, 1, epoch):
             detector.observe(ids, detector.find(block_of(z, ids, ids)).update)
         if epoch == 0:

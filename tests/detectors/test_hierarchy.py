@@ -144,9 +144,9 @@ def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
 
 
 def test_an_epoch_s_figures() -> None:
-    assert Hierarchy(8).figures == {}
-    assert started().figures == {"conforming": 1.0, "clustered": 1.0, "largest_cluster": 5 / 8}
-    assert StartAt(started(), 0).figures == started().figures
+    assert Hierarchy(8).metrics == {}
+    assert started().metrics == {"conforming": 1.0, "clustered": 1.0, "largest_cluster": 5 / 8}
+    assert StartAt(started(), 0).metrics == started().metrics
 
 
 def test_find_reads_and_the_queue_s_new_ids_are_seen() -> None:

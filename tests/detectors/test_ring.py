@@ -70,7 +70,7 @@ def test_loss_is_that_of_algorithm_1(judged: bool) -> None:
     anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
     anchors, queue, positives = (torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue, positives))
     loss_fn = NTXent(0.2, detector=Ring(0.5, 0.9))
-    loss_fn.watch(torch.zeros(200, dtype=torch.int64) if judged else None)
+    loss_fn.set_eval_labels(torch.zeros(200, dtype=torch.int64) if judged else None)
     loss = loss_fn.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), torch.arange(60) + 100))
     own, sim = (anchors * positives).sum(1).tolist(), (anchors @ queue.T).tolist()
     slow = [reference.moco_ring_loss(s, row, "0.5", "0.9", 0.2) for s, row in zip(own, sim, strict=True)]
@@ -250,7 +250,7 @@ def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
 
 def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
     ring = Ring(0.8, 1.0, anneal="linear", anneal_epochs=4)
-    ring.hear("epoch", 2.0)
-    assert ring.figures == {"ring_lower": ring.lower}
+    ring.on_metric("epoch", 2.0)
+    assert ring.metrics == {"ring_lower": ring.lower}
     assert 0 < ring.lower < 0.8
-    assert Ring(0.8, 1.0).figures == {}
+    assert Ring(0.8, 1.0).metrics == {}

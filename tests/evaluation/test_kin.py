@@ -34,7 +34,7 @@ def test_equal_to_the_slow_loops(views: int) -> None:
     assert found.rule is None
     torch.testing.assert_close(found.thresholds, torch.tensor(level), atol=1e-5, rtol=0)
     expected = slow.judged(z, LABELS.tolist(), lambda i, _, similarity: similarity > level[i])
-    assert found.exact.figures() == pytest.approx(expected, abs=1e-6)
+    assert found.exact.metrics() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_detector_with_learned_thresholds() -> None:
@@ -45,14 +45,14 @@ def test_a_detector_with_learned_thresholds() -> None:
     assert found.rule is not None
     own = detector.thresholds.tolist()
     expected = slow.judged(z, LABELS.tolist(), lambda i, _, similarity: similarity > own[i] and own[i] < 1)
-    assert found.rule.figures() == pytest.approx(expected, abs=1e-6)
+    assert found.rule.metrics() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_oracle_and_several_levels() -> None:
     z, oracle = embedded(), Oracle(LABELS).eval()
     right = judge_kin(z, LABELS, 0.1, lambda block: oracle.find(block).levels).rule
     assert right is not None
-    figures = right.figures()
+    figures = right.metrics()
     assert [figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")] == [1.0] * 6
     halved = judge_kin(z, LABELS, 0.1, lambda block: (*oracle.find(block).levels, Roles())).rule
     assert halved is not None
@@ -77,8 +77,8 @@ def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = judge_kin(z, labels, 0.1, lambda block: detector.find(block).levels)
     assert whole.rule is not None
     assert blocked.rule is not None
-    assert blocked.rule.figures() == pytest.approx(whole.rule.figures())
-    assert blocked.exact.figures() == pytest.approx(whole.exact.figures())
+    assert blocked.rule.metrics() == pytest.approx(whole.rule.metrics())
+    assert blocked.exact.metrics() == pytest.approx(whole.exact.metrics())
     chosen = torch.tensor([3, 17, 39])
     torch.testing.assert_close(judge_kin(z, labels, 0.1, anchors=chosen).thresholds, whole.thresholds[chosen])
 

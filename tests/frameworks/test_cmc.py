@@ -110,7 +110,7 @@ def test_two_equal_parts_are_twice_instance_discrimination(pool_kin: bool) -> No
 def test_each_direction_has_a_detector_of_its_own(action: Any) -> None:
     glofnd = GloFND(NUM_SAMPLES, alpha=0.3, init="quantile")
     framework = made(20, detector=StartAt(glofnd, 1), action=action)
-    framework.watch(LABELS)
+    framework.set_eval_labels(LABELS)
     first, second = framework.detectors
     assert first is not second
     framework.set_progress(3, 7)

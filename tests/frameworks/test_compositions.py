@@ -75,7 +75,7 @@ def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Ite
     images = 3 * torch.randn(NUM_CLASSES, 3, 2, 2, generator=draw)[torch.arange(NUM_SAMPLES) % NUM_CLASSES]
     images += 0.5 * torch.randn(images.shape, generator=draw)
     optimizer = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
-    framework.watch(torch.arange(NUM_SAMPLES) % NUM_CLASSES)
+    framework.set_eval_labels(torch.arange(NUM_SAMPLES) % NUM_CLASSES)
     framework.train()
     dropped = spied(framework)
     for epoch in range(epochs):
@@ -103,7 +103,7 @@ def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Ite
             framework.after_step()
             lived.losses.append(loss.item())
             lived.flagged += int(framework.stats.flagged)
-        framework.hear("knn", 0.5)
+        framework.on_metric("knn", 0.5)
         lived.dropped = bool(dropped)
         yield lived
 

@@ -52,7 +52,7 @@ def made(name: str) -> Framework:
         framework.predictors = nn.ModuleList(nn.Linear(4, 4) for _ in framework.predictors)
     if isinstance(framework, MoCoV3):
         framework.predictor = nn.Sequential(nn.Linear(4, 4))
-    framework.watch(LABELS)
+    framework.set_eval_labels(LABELS)
     return framework.double()
 
 

@@ -116,7 +116,7 @@ def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int |
     glofnd.store.threshold.fill_(0.3)
     detectors: dict[str, Detector] = {"fnc": FNC(fraction=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
     framework = made(num_negatives, detector=detectors[name], action=action, kin_weight=0.25)
-    framework.watch(LABELS)
+    framework.set_eval_labels(LABELS)
     views, ids = batch(0)[0], torch.arange(BATCH) * 5
     z, bank, drawn = framework.head(framework.encoder(views[0])), framework.bank.features.clone(), framework.draw.ids().tolist()
     sims = [[float("-inf") if i == j else (v @ bank[j] / v.norm()).item() for j in drawn] for v, i in zip(z, ids.tolist(), strict=True)]

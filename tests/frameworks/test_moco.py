@@ -112,7 +112,7 @@ def test_detectors_look_at_the_queue(name: str, action: Any) -> None:
     glofnd.store.threshold.fill_(0.3)
     detectors: dict[str, Detector] = {"fnc": FNC(fraction=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
     framework = made(detector=detectors[name], action=action, kin_weight=0.25)
-    framework.watch(LABELS)
+    framework.set_eval_labels(LABELS)
     for step in range(3):
         framework.queue.push(F.normalize(framework.slow(batch(step)[0][1]), dim=1), batch(step)[1])
     views, ids = batch(3)

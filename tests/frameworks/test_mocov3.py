@@ -69,7 +69,7 @@ def test_nothing_flagged_is_the_plain_loss() -> None:
 
 def test_the_counts_are_of_both_directions() -> None:
     framework = made(detector=FNC(top_k=1))
-    framework.watch(LABELS)
+    framework.set_eval_labels(LABELS)
     framework(*batch(0))
     assert int(framework.stats.negatives) == 2 * BATCH * (BATCH - 1)
     assert int(framework.stats.flagged) == 2 * BATCH

@@ -152,13 +152,13 @@ def test_the_hierarchy_is_refined_with_every_step_and_stays_nested() -> None:
 
 
 def test_an_epoch_s_figures() -> None:
-    assert made(NNCLR).figures == made(criteria=1).figures == made().figures == {}
-    assert clustered().figures["conforming"] == 1
+    assert made(NNCLR).metrics == made(criteria=1).metrics == made().metrics == {}
+    assert clustered().metrics["conforming"] == 1
     offline = clustered(hierarchy="kmeans", num_clusters=(20, 7))
-    assert offline.figures["conforming"] == conforming(offline.labels) < 1
+    assert offline.metrics["conforming"] == conforming(offline.labels) < 1
     size = offline.labels[-1].bincount()
-    assert offline.figures["largest_cluster"] == size.max() / NUM_SAMPLES
-    assert offline.figures["clustered"] == pytest.approx(size[size > 1].sum().item() / NUM_SAMPLES)
+    assert offline.metrics["largest_cluster"] == size.max() / NUM_SAMPLES
+    assert offline.metrics["clustered"] == pytest.approx(size[size > 1].sum().item() / NUM_SAMPLES)
 
 
 def test_offline_levels_wait_for_the_next_refresh() -> None:
@@ -199,7 +199,7 @@ def test_a_detector_that_collects_its_own_is_refreshed_beside_the_criteria() -> 
 def test_a_detector_speaks_of_the_queue(kind: str, action: Any) -> None:
     more = {"detector": Oracle(LABELS), "action": action}
     framework = made(NNCLR, **more) if kind == "nnclr" else clustered(**more)
-    framework.watch(LABELS)
+    framework.set_eval_labels(LABELS)
     plain = made(NNCLR) if kind == "nnclr" else clustered()
     assert framework(*batch(0)).item() != plain(*batch(0)).item()
     assert framework.stats.precision == framework.stats.recall == 1

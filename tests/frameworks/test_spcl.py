@@ -125,7 +125,7 @@ def test_prototypes_are_clusters_of_features_in_data_set_order() -> None:
 def test_labels_that_are_watched_change_nothing() -> None:
     """The public code draws its pairs by the true classes."""
     plain, watched = made(), made()
-    watched.watch(LABELS.flip(0))
+    watched.set_eval_labels(LABELS.flip(0))
     for framework in (plain, watched):
         framework.refresh(features(), 0.0)
     views, ids = batch(0)

@@ -41,7 +41,7 @@ def objective(name: str) -> Bimodal[Any]:
     else:
         own = 0.05 if loss == "individual" else None
         made = FastCLIP(NUM_SAMPLES, 0.3, 1.0, 0.6, None, individual_lr=own, detector=detector, action=action, block_rows=4)
-    made.watch(LABELS)
+    made.set_eval_labels(LABELS)
     return made.double()
 
 

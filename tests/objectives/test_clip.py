@@ -115,7 +115,7 @@ def test_counts_of_both_directions_add_up(action: Action) -> None:
     images, texts = towers(8)
     for detector in (FNC(top_k=2), Oracle(torch.arange(8) % 3), GloFND(8, alpha=0.3, init="quantile")):
         loss_fn = CLIPLoss(0.2, detector=detector, action=action)
-        loss_fn.watch(torch.arange(8) % 3)
+        loss_fn.set_eval_labels(torch.arange(8) % 3)
         assert loss_fn(images, texts, torch.arange(8)).isfinite()
         assert torch.equal(loss_fn.stats.counts(), loss_fn.image.stats.counts() + loss_fn.text.stats.counts())
         assert int(loss_fn.stats.negatives) == 2 * 56

@@ -176,7 +176,7 @@ def test_a_broken_step_leaves_the_state_alone() -> None:
 def test_ids_are_required_where_state_or_labels_are_addressed_by_them() -> None:
     z1, z2, _ = batch(0, [0, 1, 2, 3])
     watched = NTXent(0.1)
-    watched.watch(torch.zeros(4, dtype=torch.int64))
+    watched.set_eval_labels(torch.zeros(4, dtype=torch.int64))
     late = StartAt(GloFND(4, alpha=0.1), epoch=1)
     for loss_fn in (SogCLR(4, 0.1), NTXent(0.1, detector=Oracle(torch.arange(4))), NTXent(0.1, detector=late), watched):
         with pytest.raises(ValueError, match="`ids` must be given"):

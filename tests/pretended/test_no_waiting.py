@@ -58,7 +58,7 @@ def made(loss: str, detector: str, action: Action) -> Any:
     if found is not None and found.due(0) and not found.collects:
         found.refresh(torch.nn.functional.normalize(torch.randn(N, D, generator=torch.Generator().manual_seed(3)), dim=1), 0.5)
     loss_fn: Any = LOSSES[loss](detector=found, action=action)
-    loss_fn.watch(LABELS)
+    loss_fn.set_eval_labels(LABELS)
     return loss_fn
 
 

@@ -91,7 +91,7 @@ def made(name: str, dtype: torch.dtype = torch.float64) -> Framework:
     built = build(method, encoder, nn.Linear(8, 4), context, arguments, DETECTED.get(detector, {}))
     if isinstance(built, SupportFramework):  # a norm over the batch would differ between ranks
         built.predictors = nn.ModuleList(nn.Linear(4, 4) for _ in built.predictors)
-    built.watch(LABELS)
+    built.set_eval_labels(LABELS)
     built.to(dtype)
     for part in built.modules():
         if isinstance(part, IFND):

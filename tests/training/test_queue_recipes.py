@@ -30,7 +30,7 @@ def test_the_ring_paper_s_settings(name: str) -> None:
         assert isinstance(ring, Ring)
         bounds = []
         for epoch in (0.0, 50.0, 100.0, 300.0):
-            ring.hear("epoch", epoch)
+            ring.on_metric("epoch", epoch)
             bounds += [ring.lower, ring.upper]
         assert bounds == pytest.approx([0, 0.9, 0.45, 0.945, 0.9, 0.99, 0.9, 0.99]), "the closest tenth of the ball is excluded"
     assert 4096 in (negatives.get("queue_size"), negatives.get("num_negatives"), negatives.get("draw"))

@@ -154,8 +154,8 @@ def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeyp
         events.append("saved")
         save(self, *args, **more)
 
-    monkeypatch.setattr(GloFND, "hears", frozenset({"knn"}))
-    monkeypatch.setattr(GloFND, "hear", lambda self, name, value: events.append((name, value)))
+    monkeypatch.setattr(GloFND, "wanted_metrics", frozenset({"knn"}))
+    monkeypatch.setattr(GloFND, "on_metric", lambda self, name, value: events.append((name, value)))
     monkeypatch.setattr(keeper.Keeper, "_save", saved)
     run = train(**training(tmp_path / "run", settings={"knn.every": 2}))
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]

@@ -119,7 +119,7 @@ class Hierarchy(nn.Module):
             rule = f"must be integers, one for each row of `features` (={len(features)})"
             raise ValueError(f"`ids` (={tuple(ids.shape)}, {ids.dtype}) {rule}")
         check_ids(ids, self.num_samples)
-        self.tree.know(features)
+        self.tree.set_features(features)
         finite_B = features.isfinite().all(1)
         rows_BD = features[finite_B].to(self.tree.features.device, torch.float64)
         ids_U, inverse = torch.unique(ids[finite_B].to(self.tree.parent.device), return_inverse=True)

@@ -70,7 +70,7 @@ class Tree(Exact):
         if len(torch.unique(labels[0])) < self.num_samples:
             raise ValueError("`labels` must have a cluster of its own for every sample in their first row")
         if features is not None:
-            self.know(features)
+            self.set_features(features)
             require_finite(features)
             self.features.copy_(F.normalize(features.to(self.features), dim=1))
         device, N = self.parent.device, self.num_samples
@@ -144,7 +144,7 @@ class Tree(Exact):
         below = level - 1
         return Level(self.rings(below), self.sums_at(below), self.parent[below], self.rings(level), self.sums_at(level), self.parent[level])
 
-    def know(self, features: Tensor) -> None:
+    def set_features(self, features: Tensor) -> None:
         """Checks the size of the features, or learns it."""
         if features.ndim != 2 or (self.dim is not None and features.shape[1] != self.dim):
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (rows, {'any' if self.dim is None else self.dim})")

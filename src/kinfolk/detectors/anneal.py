@@ -60,7 +60,7 @@ class Anneal(Exact):
         self.register_buffer("counted", torch.zeros(3, dtype=torch.int64))  # the epoch, its steps so far, the steps of the one before
 
     @property
-    def hears(self) -> frozenset[str]:
+    def wanted_metrics(self) -> frozenset[str]:
         """Which training metrics it needs."""
         needed = {"none": (), "linear": ("epoch",), "step": ("epoch",)}
         return frozenset(needed.get(self.policy, (self.policy,)))
@@ -81,7 +81,7 @@ class Anneal(Exact):
         if self.policy == "loss" and epoch != int(self.counted[0]):
             self.counted.copy_(torch.stack((torch.full_like(self.counted[0], epoch), self.counted[0] * 0, self.counted[1])))
 
-    def hear(self, value: float) -> None:
+    def on_metric(self, value: float) -> None:
         """Called with the number of epochs done (fractional), the accuracy of an epoch, or the loss of a step, as the policy needs."""
         if self.policy in ("linear", "step"):
             done = min(1.0, value / self._length())

@@ -42,8 +42,8 @@ class Detector(Exact, ABC):
     """Names that stand for arguments in the method grammar: `ring:learned`."""
     space: Space = "projected"
     """Which features `refresh` receives."""
-    hears: frozenset[str] = frozenset()
-    """Which training metrics `hear` is called with: "epoch", how many are done, with a fraction, before every step; "loss" after every
+    wanted_metrics: frozenset[str] = frozenset()
+    """Which training metrics `on_metric` is called with: "epoch", how many are done, with a fraction, before every step; "loss" after every
     step; "knn" whenever it is measured, never on the test split."""
     collects: bool = False
     """Whether it is handed the anchors of every step, by `collect`."""
@@ -79,7 +79,7 @@ class Detector(Exact, ABC):
         tensor that the stores go by; see `stores.exact.kept`. Default: no state."""
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What it has to tell of itself at the end of an epoch; a line of the journal has it. Default: nothing."""
         return {}
 
@@ -101,9 +101,9 @@ class Detector(Exact, ABC):
         can. Training warns before the first step. Default: None."""
         return None
 
-    def hear(self, name: str, value: float) -> None:
-        """Is told a figure of the training; only those it `hears`. The same on all ranks."""
-        raise NotImplementedError(f"{type(self).__name__} hears nothing")
+    def on_metric(self, name: str, value: float) -> None:
+        """Is told a figure of the training; only those it `wanted_metrics`. The same on all ranks."""
+        raise NotImplementedError(f"{type(self).__name__} takes no metrics")
 
     def set_loss_temperature(self, temperature: float) -> None:
         """Called with the temperature of the loss by the objective that is built with the detector. Default: it does not matter."""

@@ -155,7 +155,7 @@ class Hierarchy(Detector):
         self.started.fill_(True)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return level_figures(self.clusters.labels) if self.started else {}
 
     def _follow_radii(self) -> None:

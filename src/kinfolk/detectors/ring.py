@@ -127,11 +127,11 @@ class Ring(Detector):
         return self.boundaries is not None or self.clusters is not None
 
     @property
-    def hears(self) -> frozenset[str]:  # type: ignore[override]
-        return self.anneal.hears
+    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return self.anneal.wanted_metrics
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         moving = {} if self.anneal.policy == "none" else {"ring_lower": self.lower}
         return moving if self.start_upper is None else {**moving, "ring_upper": self.upper}
 
@@ -166,8 +166,8 @@ class Ring(Detector):
         if self.boundaries is not None:
             self.boundaries.observe(ids, update, sound)
 
-    def hear(self, name: str, value: float) -> None:
-        self.anneal.hear(value)
+    def on_metric(self, name: str, value: float) -> None:
+        self.anneal.on_metric(value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

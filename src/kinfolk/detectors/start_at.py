@@ -53,8 +53,8 @@ class StartAt(Detector):
         return self.detector.space
 
     @property
-    def hears(self) -> frozenset[str]:  # type: ignore[override]
-        return self.detector.hears
+    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return self.detector.wanted_metrics
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
@@ -69,8 +69,8 @@ class StartAt(Detector):
         return self.detector.refreshed_at_end and self.epoch >= self.update_from
 
     @property
-    def figures(self) -> dict[str, float]:
-        return self.detector.figures
+    def metrics(self) -> dict[str, float]:
+        return self.detector.metrics
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         self.detector.collect(ids, anchors, sound)
@@ -90,9 +90,9 @@ class StartAt(Detector):
     def refresh(self, features: Tensor | None, progress: float) -> None:
         self.detector.refresh(features, progress)
 
-    def hear(self, name: str, value: float) -> None:
+    def on_metric(self, name: str, value: float) -> None:
         if self.epoch >= self.start:
-            self.detector.hear(name, value - self.start if name == "epoch" else value)
+            self.detector.on_metric(name, value - self.start if name == "epoch" else value)
 
     def set_loss_temperature(self, temperature: float) -> None:
         self.detector.set_loss_temperature(temperature)

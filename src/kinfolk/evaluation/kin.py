@@ -61,7 +61,7 @@ class Judged:
         """Mean true negative rate: the share of an anchor's true negatives that are not flagged, mean over the anchors."""
         return self.kept / self.with_others if self.with_others else NAN
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """All of them by name."""
         return {**self.stats.detection(), "mtpr": self.mtpr, "mtnr": self.mtnr}
 

@@ -133,8 +133,8 @@ def run_kin(
     with torch.no_grad():
         found = judge_kin(z_NVD, labels, share, find, anchors=anchors, progress=progress)
     similar = kin_similarity(z_NVD, labels)
-    result: dict[str, Any] = {} if found.rule is None else found.rule.figures()
-    result["exact"] = found.exact.figures()
+    result: dict[str, Any] = {} if found.rule is None else found.rule.metrics()
+    result["exact"] = found.exact.metrics()
     if learner is not None and share == own:
         result["threshold"] = threshold_error(learner.thresholds[anchors], found.thresholds)._asdict()
     return {

@@ -80,10 +80,10 @@ class Framework(OnHost, ABC):
         return ()
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What it has to tell of itself at the end of an epoch, such as a learnt temperature. Default: what its detectors tell; of two
         that tell the same, the first."""
-        return {name: value for detector in reversed(self.detectors) for name, value in detector.figures.items()}
+        return {name: value for detector in reversed(self.detectors) for name, value in detector.metrics.items()}
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -117,15 +117,15 @@ class Framework(OnHost, ABC):
         """Whether `refresh` needs no features, because its detectors collect their own during the epoch."""
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
-    def watch(self, labels: Tensor | None) -> None:
-        """Gives (N,) labels for precision, recall and F1 in `stats`; see `Objective.watch`."""
+    def set_eval_labels(self, labels: Tensor | None) -> None:
+        """Gives (N,) labels for precision, recall and F1 in `stats`; see `Objective.set_eval_labels`."""
         for objective in self.objectives:
-            objective.watch(labels)
+            objective.set_eval_labels(labels)
 
-    def know(self, groups: Tensor | None) -> None:
+    def set_groups(self, groups: Tensor | None) -> None:
         """Gives (N,) groups, known positives; see `Objective.know`."""
         for objective in self.objectives:
-            objective.know(groups)
+            objective.set_groups(groups)
 
     def due(self, epoch: int) -> bool:
         """Whether `refresh` is to be called before this epoch, counted from 0."""
@@ -162,11 +162,11 @@ class Framework(OnHost, ABC):
         """Why its detectors can flag nothing in this training; see `Detector.silent_reason`."""
         return next((reason for detector in self.detectors if (reason := detector.silent_reason()) is not None), None)
 
-    def hear(self, name: str, value: float) -> None:
-        """Called with a training metric, "epoch" or "knn"; see `Detector.hears`. The same on all ranks."""
+    def on_metric(self, name: str, value: float) -> None:
+        """Called with a training metric, "epoch" or "knn"; see `Detector.wanted_metrics`. The same on all ranks."""
         for detector in self.detectors:
-            if name in detector.hears:
-                detector.hear(name, value)
+            if name in detector.wanted_metrics:
+                detector.on_metric(name, value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""

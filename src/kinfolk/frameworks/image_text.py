@@ -45,8 +45,8 @@ class ImageText(Framework, ABC):
         return self.loss.objectives
 
     @property
-    def figures(self) -> dict[str, float]:
-        return {**super().figures, "temperature": self.loss.temperature}
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics, "temperature": self.loss.temperature}
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         self.loss.set_progress(epoch, num_epochs)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.doubts import doubt_queue
+from kinfolk.cautions import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size
@@ -72,7 +72,7 @@ class MoCo(Framework):
         super().__init__(encoder, head, NTXent(temperature, **shared))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
-        doubt_queue(queue_size, num_samples)
+        warn_if_queue_too_large(queue_size, num_samples)
         if cluster_encoder not in get_args(ClusterEncoder):
             raise ValueError(f"`cluster_encoder` (={cluster_encoder!r}) must be one of {', '.join(get_args(ClusterEncoder))}")
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder

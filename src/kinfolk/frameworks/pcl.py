@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from kinfolk.cautions import warn_if_queue_too_large, warn_if_warmup_too_long
 from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, last_clustering, rate_at
 from kinfolk.detectors.base import Space
-from kinfolk.doubts import doubt_queue, doubt_warmup
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy
 from kinfolk.frameworks.prototypes import Prototypes
@@ -100,7 +100,7 @@ class PCL(Framework):
                 f"`detector` (with `space` {detector.space!r}) must go by the projected embeddings, as the prototypes do: leave its `space`"
             )
         check_acceptance(schedule, final_rate, confidence)
-        doubt_queue(queue_size, num_samples)
+        warn_if_queue_too_large(queue_size, num_samples)
         chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else num_clusters
         self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
         self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
@@ -184,7 +184,7 @@ class PCL(Framework):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "prototypes")
+        self._told = self._told or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
         self.epoch, self.num_epochs = epoch, num_epochs
 
     def _clusters(self, epoch: int) -> bool:

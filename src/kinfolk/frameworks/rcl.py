@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
+from kinfolk.cautions import warn_if_warmup_too_long
 from kinfolk.clustering.conform import level_figures
 from kinfolk.clustering.split import Rule
 from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.criteria import Criteria, Online, by_dbscan, by_kmeans
 from kinfolk.frameworks.momentum import MomentumSchedule
 from kinfolk.frameworks.nnclr import nearest_keys
@@ -122,8 +122,8 @@ class RCL(SupportFramework):
         return self.criteria.labels_of(torch.arange(self.num_samples, device=next(self.criteria.buffers()).device))
 
     @property
-    def figures(self) -> dict[str, float]:
-        return super().figures if self.labels is None else {**super().figures, **level_figures(self.labels)}
+    def metrics(self) -> dict[str, float]:
+        return super().metrics if self.labels is None else {**super().metrics, **level_figures(self.labels)}
 
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
         if self.retrieval == "nearest":
@@ -167,7 +167,7 @@ class RCL(SupportFramework):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         if self.criteria is not None:
-            self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "clusters")
+            self._told = self._told or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "clusters")
             self.criteria.follow(epoch)
         self.epoch = epoch
 

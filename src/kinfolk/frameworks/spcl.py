@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
+from kinfolk.cautions import warn_if_warmup_too_long
 from kinfolk.clustering.batches import cluster_pair_batches
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.doubts import doubt_warmup
 from kinfolk.frameworks.assigned import Assigned, Source
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.renew import renew, require_renewable
@@ -183,7 +183,7 @@ class SPCL(Framework):
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self._told = self._told or doubt_warmup(self.warmup_epochs, num_epochs, "prototypes")
+        self._told = self._told or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
         self.epoch = epoch
 
     @property

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.doubts import doubt_queue
+from kinfolk.cautions import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
 from kinfolk.models.heads import embedding_size, prediction_head
@@ -54,7 +54,7 @@ class SupportFramework(Framework, ABC):
         super().__init__(encoder, head, objective)
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
-        doubt_queue(queue_size, num_samples)
+        warn_if_queue_too_large(queue_size, num_samples)
         size = embedding_size(encoder, head)
         self.predictors = nn.ModuleList(prediction_head(size, predictor_size) for _ in range(num_predictors))
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)

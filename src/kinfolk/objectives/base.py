@@ -164,12 +164,12 @@ class Objective(nn.Module, ABC):
             self._stats = self._stats()
         return self._stats
 
-    def watch(self, labels: Tensor | None) -> None:
+    def set_eval_labels(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
         self.num_classes = 0 if labels is None or not len(labels) else max(0, int(labels.max()) + 1)
 
-    def know(self, groups: Tensor | None) -> None:
+    def set_groups(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
         ranks, in a queue or a bank. `Pairs` that bring groups keep theirs."""
         self.groups = None if groups is None else groups.to(torch.int64)
@@ -179,8 +179,8 @@ class Objective(nn.Module, ABC):
         (`epoch + step / num_steps`), schedules that move by the step do so; called once an epoch, they move once an epoch."""
         if self.detector is not None:
             self.detector.set_progress(int(epoch), num_epochs)
-            if "epoch" in self.detector.hears:
-                self.detector.hear("epoch", epoch)
+            if "epoch" in self.detector.wanted_metrics:
+                self.detector.on_metric("epoch", epoch)
 
     def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""
@@ -242,12 +242,12 @@ class Objective(nn.Module, ABC):
         detector = self.detector
         if detector is None:
             return
-        if "loss" in detector.hears:
+        if "loss" in detector.wanted_metrics:
             mean = loss.detach().double()
             if sizes is None and distributed.world_size() > 1:
                 torch.distributed.all_reduce(mean)
                 mean /= distributed.world_size()
-            detector.hear("loss", float(mean))
+            detector.on_metric("loss", float(mean))
         if detector.collects:
             rows = pairs.anchors if pairs.collected is None else pairs.collected
             each = len(rows) // max(len(pairs.ids), 1)

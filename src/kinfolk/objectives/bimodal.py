@@ -105,10 +105,10 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         """What the learning rate of the temperature is to be multiplied with now. Default: 1."""
         return 1.0
 
-    def watch(self, labels: Tensor | None) -> None:
+    def set_eval_labels(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         for objective in self.objectives:
-            objective.watch(labels)
+            objective.set_eval_labels(labels)
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         """Tells schedules and warm-ups where the training is; see `Objective.set_progress`."""

@@ -74,15 +74,15 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
     place_B = torch.empty_like(sorted_B)
     place_B[sorted_B] = torch.arange(num_samples, device=device)
     start_M, size_M = (size_G.cumsum(0) - size_G)[group_B[sample_M]], size_G[group_B[sample_M]]
-    luck = torch.rand(2, len(sample_M), generator=generator, dtype=torch.float64).to(device)
+    uniform = torch.rand(2, len(sample_M), generator=generator, dtype=torch.float64).to(device)
 
-    drawn_M = (luck[0] * (size_M - 1) * num_views).long()
+    drawn_M = (uniform[0] * (size_M - 1) * num_views).long()
     own_M = (place_B[sample_M] - start_M) * num_views
     drawn_M = start_M * num_views + drawn_M + num_views * (drawn_M >= own_M)
     alone_M = sample_M * num_views + (view_M + 1) % num_views
     same_M = alone_M.where(size_M == 1, _feature(drawn_M, sorted_B, num_views))
 
-    drawn_M = (luck[1] * (num_samples - size_M) * num_views).long()
+    drawn_M = (uniform[1] * (num_samples - size_M) * num_views).long()
     drawn_M = drawn_M + size_M * num_views * (drawn_M >= start_M * num_views)
     other_M = torch.where(size_M == num_samples, -1, _feature(drawn_M, sorted_B, num_views))
     return Partners(sample_M * num_views + view_M, same_M, other_M)

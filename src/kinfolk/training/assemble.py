@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kinfolk.cautions import warn_about_dropped_settings
 from kinfolk.data.seeding import derive_seed
 from kinfolk.data.typical import typical_side
 from kinfolk.data.views import Views
 from kinfolk.detectors import DETECTORS
-from kinfolk.doubts import doubt_dropped
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.method import Context, build, detector_arguments, framework_arguments, parse
@@ -52,7 +52,7 @@ def assemble(
     if recipe is not None and given.get("method") is not None:
         own = config.method
         config, dropped = with_method(config, given["method"])
-        doubt_dropped(own, config.method, dropped)
+        warn_about_dropped_settings(own, config.method, dropped)
     return resolve(config.with_settings(given))
 
 
@@ -150,7 +150,7 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
-    framework.watch(labels)
+    framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True
     return framework

@@ -83,7 +83,7 @@ class Journal(pl.Callback):
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
         if value.isfinite():
-            module.framework.hear("knn", float(value))
+            module.framework.on_metric("knn", float(value))
 
     def state_dict(self) -> dict[str, Any]:
         """Called on all ranks; the counts are those of all of them, to be taken up by rank zero."""

@@ -63,7 +63,7 @@ class Knn:
 
 def steered_by_knn(framework: Framework) -> bool:
     """Whether a detector of the framework goes by the nearest-neighbour accuracy."""
-    return any("knn" in detector.hears for detector in framework.detectors)
+    return any("knn" in detector.wanted_metrics for detector in framework.detectors)
 
 
 def require_measured(framework: Framework, knn: Knn, method: str) -> None:

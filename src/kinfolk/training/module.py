@@ -109,7 +109,7 @@ class TrainingModule(pl.LightningModule):
         assert (epoch, step) == (self.current_epoch, batch_idx), "the loader and Lightning disagree on where the training is"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.set_progress(epoch, self.epochs)
-        self.framework.hear("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
+        self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         share = self.batch_size // distributed.world_size()  # not the rows that are left: all ranks have as many chunks, for SyncBatchNorm
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)

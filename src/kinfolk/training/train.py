@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from kinfolk.cautions import warn_if_silent
 from kinfolk.data.handover import hand_over, take_over
 from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
 from kinfolk.data.sources import Source
-from kinfolk.doubts import doubt_silence
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import plain_errors
 from kinfolk.models.pair import save_towers
@@ -168,8 +168,8 @@ def _fit(
     with held_warnings() as doubts:
         framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
         framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
-        doubt_silence(config.method, framework.silent_reason())
-    framework.know(None if images.groups is None else images.groups[: images.num_train])
+        warn_if_silent(config.method, framework.silent_reason())
+    framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
     views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
     require_measured(framework, knn, config.method)
@@ -222,7 +222,7 @@ def _fit(
 
 
 def _figures(module: TrainingModule, epoch: int) -> dict[str, float]:
-    return module.framework.figures
+    return module.framework.metrics
 
 
 def _export(module: TrainingModule, run: Run, meta: dict[str, Any]) -> None:
