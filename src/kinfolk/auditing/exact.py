@@ -25,7 +25,7 @@ from kinfolk.auditing.rows import everyone, full_rows, num_kin
 from kinfolk.auditing.select import Selection, padded, select
 from kinfolk.data.progress import show_progress
 
-ROWS, COLUMNS = 512, 4096
+ROWS, TILE_COLUMNS = 512, 4096
 
 
 @dataclass
@@ -74,13 +74,13 @@ class _Pass:
         num_rows, total = len(rows_RD), len(self.features)
         most = 6 * self.rank * (total // len(self.columns_M) + 1) * num_rows
         rows = torch.from_numpy(rows_RD)
-        tile, mask = torch.empty(num_rows, COLUMNS), np.empty((num_rows, COLUMNS), dtype=np.bool_)
+        tile, mask = torch.empty(num_rows, TILE_COLUMNS), np.empty((num_rows, TILE_COLUMNS), dtype=np.bool_)
         row_M, id_M, sim_M = [], [], []
         number = 0
-        for first in range(0, total, COLUMNS):
-            last = min(first + COLUMNS, total)
+        for first in range(0, total, TILE_COLUMNS):
+            last = min(first + TILE_COLUMNS, total)
             width = last - first
-            if width < COLUMNS:
+            if width < TILE_COLUMNS:
                 tile, mask = torch.empty(num_rows, width), np.empty((num_rows, width), dtype=np.bool_)
             torch.mm(rows, torch.from_numpy(self.features.rows(first, last)).T, out=tile)
             sim_RC: Floats = tile.numpy()

@@ -17,7 +17,7 @@ PROTOCOLS = (*OF_LABELS, "kin", *OF_CAPTIONS)
 PROBES = ("lbfgs", "glofnd", "ifnd", "ring", "rcl")
 FINETUNINGS = ("ifnd", "rcl")
 NORMALISERS = ("arithmetic", "geometric", "min", "max")
-METRICS = ("top1", "mean-per-class", "map")
+METRIC_NAMES = ("top1", "mean-per-class", "map")
 _of_data = partial(typer.Option, rich_help_panel=DATA, show_default=False)
 _usual = partial(typer.Option, rich_help_panel="Settings of the protocols")
 _own = partial(_usual, show_default=False)
@@ -106,7 +106,7 @@ def evaluate(
     if len({path.stem for path in lists}) < len(lists):
         raise UsageError(f"--subset names two files called {lists[0].stem!r}; results go by that name, so give each another")
     if metric is not None:
-        _known("metric", metric, METRICS)
+        _known("metric", metric, METRIC_NAMES)
     if alpha is not None and not 0 < alpha < 1:
         raise UsageError(f"--alpha (={alpha:g}) must be in (0, 1)")
     from kinfolk.cli.console import tell_refused

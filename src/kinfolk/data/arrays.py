@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.pixels import Scale, find_layout, find_scale
-from kinfolk.data.sources import Item, Pixels, Source
+from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError
 from kinfolk.files import first_line
 

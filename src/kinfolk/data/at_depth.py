@@ -9,7 +9,7 @@ from typing import final
 from kinfolk.data.cifar100 import SUPERCLASSES
 from kinfolk.data.decode import Place
 from kinfolk.data.hierarchy import CIFAR100, Hierarchy, open_hierarchy
-from kinfolk.data.sources import Item, Pixels, Source
+from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError, UsageError
 
 

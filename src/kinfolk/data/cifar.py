@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kinfolk.data.arrays import ArraySource, array_source
-from kinfolk.data.sources import Pixels
+from kinfolk.data.source import Pixels
 from kinfolk.errors import KinfolkError
 
 _MAX_BYTES = 1 << 30

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kinfolk.data.pixels import find_layout, find_scale
-from kinfolk.data.sources import Item, Pixels, Source
+from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.data.splits import split_name
 from kinfolk.errors import KinfolkError, UsageError
 

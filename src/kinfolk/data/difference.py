@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfolk.foreign import shown as shown
+from kinfolk.foreign import shown
 
 if TYPE_CHECKING:
     from kinfolk.data.samples import Samples

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import final
 
-from kinfolk.data.difference import shown
-from kinfolk.data.sources import Item, Source
+from kinfolk.foreign import shown
+from kinfolk.data.source import Item, Source
 from kinfolk.data.splits import SPLITS
 from kinfolk.errors import KinfolkError, UsageError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfolk.data.sources import Pixels
+from kinfolk.data.source import Pixels
 from kinfolk.errors import KinfolkError
 
 _CHANNELS = (1, 3, 4)

@@ -18,7 +18,7 @@ from kinfolk.data.pixel_store import FileStore, MemoryStore
 from kinfolk.data.progress import show_progress
 from kinfolk.data.roster import Roster
 from kinfolk.data.samples import Samples
-from kinfolk.data.sources import Source
+from kinfolk.data.source import Source
 from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError
 

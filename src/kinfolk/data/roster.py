@@ -12,11 +12,11 @@ from torch import Tensor
 from kinfolk.data.cache import Contents
 from kinfolk.data.captions import alike
 from kinfolk.data.decode import Read
-from kinfolk.data.difference import shown
+from kinfolk.foreign import shown
 from kinfolk.data.groups import group_ids
 from kinfolk.data.images import ImageData
 from kinfolk.data.samples import Samples
-from kinfolk.data.sources import Source
+from kinfolk.data.source import Source
 from kinfolk.data.unchanged import arrange, content_change
 from kinfolk.errors import KinfolkError
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import final
 
 from kinfolk.data.captions import sort_out
-from kinfolk.data.difference import shown
+from kinfolk.foreign import shown
 from kinfolk.data.labels import encode_labels
 from kinfolk.data.shard_index import IMAGES, Entry, ShardIndex
-from kinfolk.data.sources import Item, Source
+from kinfolk.data.source import Item, Source
 from kinfolk.data.splits import SPLITS
 from kinfolk.errors import KinfolkError
 

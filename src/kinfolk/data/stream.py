@@ -21,12 +21,12 @@ from torch import Tensor
 
 from kinfolk.data.braces import expand
 from kinfolk.data.decode import Place, Read
-from kinfolk.data.difference import shown
+from kinfolk.foreign import shown
 from kinfolk.data.images import ImageData
 from kinfolk.data.quarantine import add_to_quarantine
 from kinfolk.data.samples import Samples
 from kinfolk.data.seeding import generator
-from kinfolk.data.sources import Item, Source
+from kinfolk.data.source import Item, Source
 from kinfolk.data.workers import DecodePool, default_workers
 from kinfolk.errors import KinfolkError, UsageError
 

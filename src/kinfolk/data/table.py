@@ -11,7 +11,7 @@ from kinfolk.data.captions import sort_out
 from kinfolk.data.columns import read_columns
 from kinfolk.data.folder import FileSource
 from kinfolk.data.labels import encode_labels
-from kinfolk.data.sources import Item
+from kinfolk.data.source import Item
 from kinfolk.data.splits import split_name
 from kinfolk.errors import KinfolkError, UsageError
 

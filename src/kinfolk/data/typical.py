@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 
-from kinfolk.data.sources import Source
+from kinfolk.data.source import Source
 
 _LOOKED_AT = 16
 

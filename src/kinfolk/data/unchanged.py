@@ -7,9 +7,10 @@ from typing import Any
 
 from kinfolk.data.captions import alike
 from kinfolk.data.decode import digest
-from kinfolk.data.difference import first_unequal, key_difference, shown, value_difference
+from kinfolk.data.difference import first_unequal, key_difference, value_difference
+from kinfolk.foreign import shown
 from kinfolk.data.samples import Samples
-from kinfolk.data.sources import Item, Source
+from kinfolk.data.source import Item, Source
 from kinfolk.errors import KinfolkError
 
 SPLIT_RANK = {"train": 0, "val": 1, "test": 2}

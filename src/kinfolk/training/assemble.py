@@ -31,7 +31,7 @@ from kinfolk.training.towers import begin, text_networks
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
-    from kinfolk.data.sources import Source
+    from kinfolk.data.source import Source
     from kinfolk.data.tokenizer import Tokenizer
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64

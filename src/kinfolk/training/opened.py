@@ -16,7 +16,7 @@ from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.samples import Samples
-from kinfolk.data.sources import Source
+from kinfolk.data.source import Source
 from kinfolk.data.tokenizer import read_tokenizer
 from kinfolk.data.views import Views
 from kinfolk.errors import KinfolkError, UsageError

@@ -10,7 +10,7 @@ from kinfolk.data.difference import key_difference
 from kinfolk.data.images import ImageData
 from kinfolk.data.samples import Samples
 from kinfolk.errors import UsageError
-from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks import Framework
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.flagged import trained
 from kinfolk.training.run import Run

@@ -14,7 +14,8 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
 from kinfolk.data.samples import Samples
-from kinfolk.data.sources import Source, open_source
+from kinfolk.data.source import Source
+from kinfolk.data.sources import open_source
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
 from kinfolk.data.unchanged import check_unchanged

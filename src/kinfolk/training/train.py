@@ -18,7 +18,7 @@ from kinfolk.cautions import warn_if_silent
 from kinfolk.data.handover import hand_over, take_over
 from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
-from kinfolk.data.sources import Source
+from kinfolk.data.source import Source
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import plain_errors
 from kinfolk.models.pair import save_towers
