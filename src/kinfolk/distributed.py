@@ -11,6 +11,7 @@ Every tensor that is communicated is on the device of its caller's data: NCCL ta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,23 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
     dist.all_gather(list(sizes.split(1)), torch.full((1,), local, dtype=torch.int64, device=device))
     found: list[int] = sizes.tolist()
     return found
+
+
+@contextmanager
+def threads_of_waiting_ranks() -> Iterator[None]:
+    """Within, torch computes with the CPU threads of all ranks of this machine: for work that one rank does while the others wait.
+
+    torchrun sets `OMP_NUM_THREADS=1` where it is not set, on a machine with any number of cores; then all cores are used.
+    """
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    torch.set_num_threads(max(before, cores if set_by_torchrun else min(cores, before * local)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
