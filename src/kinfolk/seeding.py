@@ -1,4 +1,4 @@
-"""Randomness by name: a generator is a function of seed and key, so that no running state has to be saved or restored."""
+"""Seeding: a random generator is a function of seed and key, so no random state has to be saved or restored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """The 63-bit seed that belongs to `seed` and `key`; the same in every process, on every platform, in every version.
+    """The 63-bit seed of `seed` and `key`, equal in every process, on every platform and in every version.
 
     Each part is hashed with its type and length, so `("1",)`, `(1,)` and `("1", "")` have different seeds.
     """
