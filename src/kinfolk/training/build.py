@@ -180,7 +180,7 @@ def networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module,
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:
-    """Optimiser and schedule in Lightning's form. The learning rate scales with the samples of an optimiser step, including accumulation."""
+    """Optimiser and schedule in Lightning's form. The learning rate scales with the samples of an optimiser step."""
     chosen = config.optimizer
     steps = math.ceil(num_batches / config.trainer.accumulate)
     optimizer = build_optimizer(
@@ -266,8 +266,8 @@ def load_initial_weights(config: TrainConfig, encoder: nn.Module, head: nn.Modul
     filled = begin_from(parts, path)
     if "text_encoder" in filled and config.text.tokenizer is None and _tokenizer_beside(path) is None:
         warnings.warn(
-            f"the text tower of {path} was trained with a tokenizer that is not known here, and a new one numbers the tokens differently; give "
-            "the tokenizer.json of its training as `text.tokenizer`",
+            f"the text tower of {path} was trained with a tokenizer that is not known here, and a new one numbers the tokens "
+            "differently; give the tokenizer.json of its training as `text.tokenizer`",
             KinfolkWarning,
             stacklevel=2,
         )
