@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
@@ -31,3 +33,12 @@ def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") ->
         True
     """
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *key))
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restores the global random state of torch at the end. The GPUs are included only if CUDA is in use: reading their state would
+    initialise CUDA on all of them, and a process that has done so cannot fork."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -25,7 +25,7 @@ from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
 from kinfolk.errors import without_controls
 from kinfolk.report.maps import choose, data_uri, square_pictures
-from kinfolk.seeding import generator
+from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.build import learns_from_text
 from kinfolk.training.load_run import flagged_candidates, load_framework
 from kinfolk.training.run_folder import Run
@@ -221,7 +221,7 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     by_image: Detector | None = None
     by_text: Detector | None = None
     if "+" in opened.config.method:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with kept_random_state():
             by_image, by_text = load_framework(opened.config, Run(opened.path), data, towers.tokenizer).detectors
     return render(
         _found(images, texts, text.groups, by_image, seed),

@@ -69,6 +69,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 NOTHING, SAVE, STOP = 0, 1, 2
+AGREE_EVERY = 10
+"""Steps between two agreements of several GPUs on what to do: each is a collective for which the host waits."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -133,6 +135,8 @@ class CheckpointSaver(pl.Callback):
                 signal.signal(number, self._on_signal)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if distributed.world_size() > 1 and module.device.type != "cpu" and (batch_idx + 1) % AGREE_EVERY:
+            return
         action = self._agreed_action(module.device)
         last = batch_idx + 1 >= trainer.num_training_batches
         if action == NOTHING or last or (batch_idx + 1) % trainer.accumulate_grad_batches:

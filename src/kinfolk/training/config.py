@@ -129,7 +129,16 @@ class TrainerConfig(Section):
     )
     channels_last: bool = True
     compile: bool | Literal["auto"] = Field(default="auto", description="compile the loss with torch.compile; auto: on a GPU")
-    sync_batchnorm: bool = False
+    compile_encoder: bool | Literal["auto"] = Field(
+        default="auto", description="compile the encoder with torch.compile; auto: on a GPU where Triton is installed"
+    )
+    cudnn_benchmark: bool = Field(default=True, description="let cuDNN try its algorithms on the first batches; CUDA only")
+    sync_batchnorm: bool | Literal["auto"] = Field(
+        default="auto", description="BatchNorm over the joined batch of all devices; auto: with several GPUs"
+    )
+    timeout_minutes: float = Field(
+        default=240, gt=0, description="how long ranks wait for each other before the training fails, for example during clustering"
+    )
     gradient_clip: float | None = Field(default=None, gt=0)
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     log_every: int = Field(default=10, ge=1, description="steps between two entries in the loggers")

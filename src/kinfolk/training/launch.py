@@ -14,22 +14,27 @@ import importlib.util
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kinfolk.errors import KinfolkError, UsageError, printable
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import first_line, write_text
 from kinfolk.training.config import TrainerConfig, suggest
 
-PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "bf16-true", "16", "16-mixed", "16-true", "64", "64-true")
+PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
+TRUE_PRECISIONS = {"bf16-true": "bf16-mixed", "16-true": "16-mixed", "64": "32-true", "64-true": "32-true"}
+"""Precisions of Lightning that convert all weights and buffers, each with the one to use instead. They would store thresholds and moving
+averages per sample in that precision too, and the views are float32."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and slower."""
 
@@ -37,25 +42,61 @@ CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
     """Replaces `auto` by the values for this machine. The strategy stays: Lightning resolves it."""
     accelerator = _accelerator() if config.accelerator == "auto" else {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
-    if accelerator == "cuda" and not torch.cuda.is_available():
+    if accelerator == "cuda" and not torch.cuda.device_count():
         raise UsageError("`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device")
     _require_known(config, accelerator)
     devices = config.devices
     if devices == "auto":
-        devices = torch.cuda.device_count() if accelerator == "cuda" else 1
+        devices = _all_devices() if accelerator == "cuda" else 1
     if devices < 1:
         raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
-    if config.sync_batchnorm and accelerator == "cpu" and devices * config.num_nodes > 1:
+    several = devices * config.num_nodes > 1
+    if config.sync_batchnorm is True and accelerator == "cpu" and several:
         raise UsageError(
             "`trainer.sync_batchnorm` (=true) needs GPUs: torch has no BatchNorm over several processes on a CPU; leave it out, and each "
             "process has the statistics of its own part of the batch"
         )
-    precision = _precision(accelerator) if config.precision == "auto" else config.precision
-    compiles = accelerator == "cuda" if config.compile == "auto" else config.compile
-    return config.model_copy(update={"accelerator": accelerator, "devices": devices, "precision": precision, "compile": compiles})
+    if config.compile_encoder is True and config.chunk_size is not None:
+        raise UsageError("`trainer.compile_encoder` (=true) does not work with `trainer.chunk_size`; leave one of them out")
+    forks = several and config.strategy == "auto" and in_notebook()
+    on_gpu = accelerator == "cuda"
+    chosen = {
+        "accelerator": accelerator,
+        "devices": devices,
+        "precision": _precision(accelerator, forks) if config.precision == "auto" else config.precision,
+        "compile": on_gpu if config.compile == "auto" else config.compile,
+        "compile_encoder": _compiles_encoder(config, on_gpu) if config.compile_encoder == "auto" else config.compile_encoder,
+        "sync_batchnorm": on_gpu and several if config.sync_batchnorm == "auto" else config.sync_batchnorm,
+    }
+    return config.model_copy(update=chosen)
+
+
+def _all_devices() -> int:
+    """All GPUs; one in a notebook, where several would be started by forking a process that may already use CUDA."""
+    number = torch.cuda.device_count()
+    if number > 1 and in_notebook():
+        warnings.warn(
+            f"one of {number} GPUs is used, because this is a notebook; set `trainer.devices={number}` before anything has used CUDA, or "
+            "run `kinfolk train` in a terminal, to use all of them",
+            KinfolkWarning,
+            stacklevel=2,
+        )
+        return 1
+    return number
+
+
+def in_notebook() -> bool:
+    """Whether this is an interactive session, in which Lightning starts further processes by forking."""
+    from lightning.fabric.utilities.imports import _IS_INTERACTIVE
+
+    return bool(_IS_INTERACTIVE)
+
+
+def _compiles_encoder(config: TrainerConfig, on_gpu: bool) -> bool:
+    return on_gpu and config.chunk_size is None and importlib.util.find_spec("triton") is not None
 
 
 def _require_known(config: TrainerConfig, accelerator: str) -> None:
@@ -63,6 +104,11 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry
 
+    if config.precision in TRUE_PRECISIONS:
+        raise UsageError(
+            f"`trainer.precision` (={config.precision}) is not supported: it would also store the state per sample in that precision; use "
+            f"{TRUE_PRECISIONS[config.precision]}"
+        )
     for key, value, names in (
         ("precision", config.precision, PRECISIONS),
         ("accelerator", accelerator, AcceleratorRegistry.available_accelerators()),
@@ -86,16 +132,24 @@ def global_rank(devices: int) -> int:
 
 
 def _accelerator() -> str:
-    if torch.cuda.is_available():
+    if torch.cuda.device_count():  # unlike `is_available` it does not initialise CUDA, after which no process can be forked
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def _precision(accelerator: str) -> str:
+def _precision(accelerator: str, forks: bool) -> str:
     """bf16 where the hardware supports it. fp16 is never chosen automatically: its range is too small for low temperatures."""
     if accelerator == "cuda":
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+        return "bf16-mixed" if _gpu_has_bfloat16(forks) else "32-true"
     return "bf16-mixed" if accelerator == "cpu" and _cpu_has_bfloat16() else "32-true"
+
+
+def _gpu_has_bfloat16(forks: bool) -> bool:
+    """Whether the GPU computes in bf16. Before a fork another process is asked, because the question initialises CUDA."""
+    if not forks:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    question = "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
+    return subprocess.run([sys.executable, "-c", question], capture_output=True, check=False).returncode == 0
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -31,6 +31,7 @@ from kinfolk.models.build import FeatureMap
 from kinfolk.models.towers import TOWERS, Pair, begin_from
 from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of
 from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import build_framework, build_views, learns_from_text, networks, text_networks
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import DataConfig, TrainConfig
@@ -161,7 +162,7 @@ def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
     different = key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train])
     if different is not None:
         raise UsageError(f"the state of the method of {path} exists for its own training samples only: {different}; leave --data out")
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with kept_random_state():
         return load_framework(config, run, data)
 
 

@@ -28,6 +28,8 @@ from kinfolk.seeding import derive_seed, generator
 from kinfolk.stores.per_sample import finite
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
+NEVER = 2**62
+
 
 class NonFiniteLossError(KinfolkError):
     """The loss, the features or the state of a training is not finite."""
@@ -56,6 +58,7 @@ class TrainingModule(pl.LightningModule):
         channels_last: memory layout of views and encoder.
         text: the captions of the samples, for a framework that learns from them.
         chunk_size: number of samples of this rank whose activations are held at a time; None: the whole batch. See `in_chunks`.
+        compile_encoder: whether encoders are compiled with `torch.compile`, at their first call.
         check_every: steps between two checks, on an accelerator, that all losses were finite.
     """
 
@@ -73,6 +76,7 @@ class TrainingModule(pl.LightningModule):
         channels_last: bool = True,
         text: TextSource | None = None,
         chunk_size: int | None = None,
+        compile_encoder: bool = False,
         check_every: int = 50,
     ) -> None:
         super().__init__()
@@ -82,11 +86,13 @@ class TrainingModule(pl.LightningModule):
         self.loader: BatchLoader | None = None
         self.last_batch: tuple[int, int, Tensor] = (0, 0, torch.zeros(0))
         self.describe_saved: Callable[[], str] = lambda: "no checkpoint was saved"
-        self._first_bad_step: Tensor | None = None  # on an accelerator: the number of the first step whose loss was not finite, or −1
+        self._first_bad_step: Tensor | None = None  # on an accelerator: the number of the first step whose loss was not finite
         self.channels_last = channels_last and not _crashes_channels_last(framework)
         for part in framework.modules():
             if type(part) is nn.Conv2d and part.kernel_size != (1, 1):
                 part.__class__ = OnePixelConv2d
+        for encoder in encoders_of(framework) if compile_encoder else ():
+            encoder.compile()
         if self.channels_last:
             framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -142,21 +148,26 @@ class TrainingModule(pl.LightningModule):
         On an accelerator this would make the host wait in every step. There each rank notes the step on the device, and
         `require_finite_losses` reads it now and then and before every checkpoint. A step whose loss is not finite never changes the state
         per sample."""
-        failed = (~finite(loss)).to(torch.int64)
-        if distributed.world_size() > 1:
-            dist.all_reduce(failed, dist.ReduceOp.MAX)
+        failed = ~finite(loss)
         if failed.device.type == "cpu":
+            failed = failed.to(torch.int64)
+            if distributed.world_size() > 1:
+                dist.all_reduce(failed, dist.ReduceOp.MAX)
             if failed:
                 raise self.not_finite(f"the loss of {self.method} is {loss.item()}", *self.last_batch)
             return
         number = self.last_batch[0] * self._steps_per_epoch + self.last_batch[1]
-        before = torch.full_like(failed, -1) if self._first_bad_step is None else self._first_bad_step
-        self._first_bad_step = torch.where((failed > 0) & (before < 0), number, before)
+        before = torch.full_like(failed, NEVER, dtype=torch.int64) if self._first_bad_step is None else self._first_bad_step
+        self._first_bad_step = before.clamp(max=torch.where(failed, number, NEVER))
 
     def require_finite_losses(self) -> None:
         """Raises on all ranks if a loss was not finite in any step so far. Waits for the device."""
-        first = -1 if self._first_bad_step is None else int(self._first_bad_step)
-        if first >= 0:
+        if self._first_bad_step is None:
+            return
+        if distributed.world_size() > 1:
+            dist.all_reduce(self._first_bad_step, dist.ReduceOp.MIN)
+        first = int(self._first_bad_step)
+        if first < NEVER:
             epoch, step = divmod(first, self._steps_per_epoch)
             assert self.loader is not None
             raise self.not_finite(f"the loss of {self.method} is not finite", epoch, step, self.loader.ids(epoch, step))

@@ -17,6 +17,7 @@ from kinfolk.training.module import TrainingModule
 
 LOG = logging.getLogger("kinfolk.training")
 SMOOTHING = 0.95
+SECONDS_PER_UPDATE = 0.5
 NARROW = 120
 
 
@@ -34,7 +35,7 @@ class ProgressBar(pl.Callback):
         self._bar: Progress | None = None
         self._seconds_per_step: float | None = None
         self._loss: float | None = None
-        self._last = 0.0
+        self._last = self._shown = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._last = time.perf_counter()
@@ -71,13 +72,16 @@ class ProgressBar(pl.Callback):
         now = time.perf_counter()
         took, self._last = now - self._last, now
         self._seconds_per_step = took if self._seconds_per_step is None else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
+        self._bar.advance(self._task)
+        if now - self._shown < SECONDS_PER_UPDATE:  # reading the loss makes the host wait for the device
+            return
+        self._shown = now
         loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
         figures = {**self.metrics_log.row, "loss": self._loss, "images_per_second": module.batch_size / self._seconds_per_step}
         left = self._seconds_per_step * ((self.epochs - trainer.current_epoch) * int(trainer.num_training_batches) - batch_idx - 1)
         self._bar.update(
             self._task,
-            advance=1,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
             figures=describe(figures, speed=not self._narrow),
             left=f"{duration(left)} left",

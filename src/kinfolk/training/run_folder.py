@@ -372,6 +372,8 @@ def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str,
             "gradients of %d batches are accumulated for each step; this adds no negatives (`trainer.chunk_size` with a larger batch does)",
             config.trainer.accumulate,
         )
+    if config.trainer.sync_batchnorm is True and num_processes(config) > 1:
+        LOG.info("BatchNorm uses the joined batch of all %d devices (`trainer.sync_batchnorm`)", num_processes(config))
     if state is not None:
         LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
         if state["epochs"] != config.epochs:

@@ -34,6 +34,9 @@ WITHOUT_EFFECT = (
     "trainer.loggers",
     "trainer.log_every",
     "trainer.compile",
+    "trainer.compile_encoder",
+    "trainer.cudnn_benchmark",
+    "trainer.timeout_minutes",
 )
 """Settings that do not change the result. The data may have been moved: the samples themselves are compared. `knn` is among them unless the
 detector uses the accuracy."""

@@ -22,6 +22,7 @@ from kinfolk.errors import KinfolkError, UsageError, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
+from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, fit_to_data, read_text, with_absolute_paths
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -108,7 +109,7 @@ def train(
                 run.require_unused()
             stack.enter_context(lock_run_folder(run.path, run.rank))
         stack.enter_context(supervise(run.launch, run.rank, several))
-        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        stack.enter_context(kept_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
             return _fit_as_helper(run, data, config.epochs, resume)
@@ -200,6 +201,7 @@ def _fit(
             channels_last=config.trainer.channels_last,
             text=text,
             chunk_size=config.trainer.chunk_size,
+            compile_encoder=config.trainer.compile_encoder is True,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
 from kinfolk.training.checkpoint import AtomicCheckpointIO, CheckpointSaver
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import TrainConfig, TrainerConfig
+from kinfolk.training.launch import in_notebook
 from kinfolk.training.metrics_log import Measurement, MetricsLog
 from kinfolk.training.progress import ProgressBar
 from kinfolk.training.refresh import Refresh
@@ -37,12 +39,13 @@ def build_trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
-        strategy=_strategy(settings.strategy, settings.devices, settings.num_nodes),
+        strategy=_strategy(settings),
+        benchmark=settings.cudnn_benchmark if settings.accelerator == "cuda" else None,
         precision=settings.precision,  # type: ignore[arg-type]
         max_epochs=config.epochs,
         accumulate_grad_batches=settings.accumulate,
         gradient_clip_val=settings.gradient_clip,
-        sync_batchnorm=settings.sync_batchnorm,
+        sync_batchnorm=settings.sync_batchnorm is True,
         logger=[_logger(name, config, run, step) for name in settings.loggers],
         callbacks=[
             refresh,
@@ -60,16 +63,11 @@ def build_trainer(
     )
 
 
-def _strategy(name: str, devices: int | str, num_nodes: int) -> str | Strategy:
+def _strategy(settings: TrainerConfig) -> str | Strategy:
     """`auto` with several processes is DDP, in which parts without gradient (momentum encoders) must have `requires_grad` False."""
-    several = num_nodes > 1 or (isinstance(devices, int) and devices > 1)
-    return DDPStrategy() if name == "auto" and several and not _interactive() else name
-
-
-def _interactive() -> bool:
-    from lightning.fabric.utilities.imports import _IS_INTERACTIVE
-
-    return bool(_IS_INTERACTIVE)
+    several = settings.num_nodes > 1 or (isinstance(settings.devices, int) and settings.devices > 1)
+    ddp = settings.strategy == "ddp" or (settings.strategy == "auto" and several and not in_notebook())
+    return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes)) if ddp else settings.strategy
 
 
 def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
