@@ -15,7 +15,6 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,14 +43,9 @@ def write_table(columns: dict[str, NDArray[Any]], parquet: Path | None, csv: Pat
     if not len(table):
         table = table.cast(pa.schema([(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema]))
     if parquet is not None:
-        replace(parquet, lambda path: pq.write_table(table, path))
+        write_by_name(parquet, lambda path: pq.write_table(table, path))
     if csv is not None:
-        replace(csv, lambda path: pc.write_csv(table, path))
-
-
-def replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """A file written whole or not at all."""
-    write_by_name(path, write)
+        write_by_name(csv, lambda path: pc.write_csv(table, path))
 
 
 COLUMN = "label"
@@ -228,6 +222,6 @@ class Audit:
             write_table({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
         else:
             (out / "curve.csv").unlink(missing_ok=True)
-        replace(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
-        replace(out / "audit.html", lambda path: write_page(self, path, images))
+        write_by_name(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
+        write_by_name(out / "audit.html", lambda path: write_page(self, path, images))
         return out

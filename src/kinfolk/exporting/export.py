@@ -184,7 +184,7 @@ class Encoder:
 
 def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
     state = plain_state(encoder.module)
-    _whole(path, lambda partial: save_file(state, partial, {"format": "pt", "views": json.dumps(dict(encoder.views))}))
+    write_by_name(path, lambda partial: save_file(state, partial, {"format": "pt", "views": json.dumps(dict(encoder.views))}))
     again = read_state(path)
     if again.keys() != state.keys() or not all(torch.equal(again[name], state[name]) for name in state):
         raise KinfolkError(f"{path} does not hold what was written; the disk may be full or broken")
@@ -198,7 +198,7 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
         torch.save(state, partial)
         return _loaded(encoder, "torchvision", lambda: load_torchvision(name, partial))
 
-    return _whole(path, write), f'torchvision.models.{name}().load_state_dict(torch.load("{path}"), strict=False)'
+    return write_by_name(path, write), f'torchvision.models.{name}().load_state_dict(torch.load("{path}"), strict=False)'
 
 
 def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
@@ -215,8 +215,8 @@ def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:
         "pretrained_cfg": {**layers, "input_size": [3, size, size], **pixels, "num_classes": 0},
     }
     path.mkdir(exist_ok=True)
-    _whole(path / "model.safetensors", lambda partial: save_file(state, partial, {"format": "pt"}))
-    _whole(path / "config.json", lambda partial: partial.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8"))
+    write_by_name(path / "model.safetensors", lambda partial: save_file(state, partial, {"format": "pt"}))
+    write_by_name(path / "config.json", lambda partial: partial.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8"))
     return _loaded(encoder, "timm", lambda: load_timm(name, path)), f'timm.create_model("local-dir:{path}", pretrained=True)'
 
 
@@ -227,7 +227,7 @@ def _detectron2(encoder: Encoder, path: Path) -> tuple[str, str]:
         with partial.open("wb") as file:
             write_pickle(state, file)
 
-    _whole(path, write)
+    write_by_name(path, write)
     mean, std = (encoder.views.get(key, usual) for key, usual in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225))))
     lines = config_lines(int(name.removeprefix("resnet")), mean, std)
     return "names as detectron2's own converter gives them; not loaded", f"MODEL.WEIGHTS {path}, with the configuration\n{lines}"
@@ -241,7 +241,7 @@ def _onnx(encoder: Encoder, path: Path) -> tuple[str, str]:
         require_agreement(max(differences), "onnxruntime")
         return f"run by onnxruntime on batches of 1 and 5: {_in_words(max(differences))}"
 
-    return _whole(path, write), f'onnxruntime.InferenceSession("{path}").run(["features"], {{"pictures": …}})'
+    return write_by_name(path, write), f'onnxruntime.InferenceSession("{path}").run(["features"], {{"pictures": …}})'
 
 
 WRITERS: dict[str, Callable[[Encoder, Path], tuple[str, str]]] = {
@@ -264,13 +264,6 @@ def _loaded(encoder: Encoder, package: str, load: Callable[[], Callable[[Tensor]
 
 def _in_words(difference: float) -> str:
     return "the same features" if difference == 0 else f"features differ by {difference:.0e} of the largest"
-
-
-def _whole(path: Path, write: Callable[[Path], Any]) -> Any:
-    """Writes beside `path`, which is replaced only when all went well."""
-    results: list[Any] = []
-    write_by_name(path, lambda unfinished: results.append(write(unfinished)))
-    return results[0]
 
 
 FORMATS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import DETECTORS, StartAt
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
 
@@ -156,6 +155,5 @@ def _known(name: str, names: Iterable[str], kind: str, whole: str) -> str:
     names = list(names)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, 2, 0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(name, names, limit=2)
     raise UsageError(f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})")

@@ -1,4 +1,4 @@
-"""Batches of one epoch after another, as a function of seed, epoch and position: nothing random has to be saved."""
+"""The loader of the training batches. A batch is a function of seed, epoch and position, so no random state has to be saved."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 
 AHEAD = 4
-"""Batches of streamed data that are read at the same time, so that no decoder waits for the last image of a batch."""
+"""Number of streamed batches that are read at the same time, so that decoders do not wait for the last image of a batch."""
 
 
 class PixelSource(Protocol):
-    """What the loader needs of the data; `ImageData` has it."""
+    """The interface of the data that the loader uses; `ImageData` implements it."""
 
     @property
     def num_train(self) -> int: ...
@@ -32,7 +32,7 @@ Order = Callable[[torch.Generator, int], "Tensor | None"]
 
 
 class TextSource(Protocol):
-    """What the loader needs of the captions; `TextData` has it."""
+    """The interface of the captions that the loader uses; `TextData` implements it."""
 
     @property
     def groups(self) -> Tensor: ...
@@ -40,14 +40,14 @@ class TextSource(Protocol):
 
 
 class BatchLoader:
-    """Yields this rank's part of every joined batch, and can go on in the middle of an epoch.
+    """Yields the part of this rank of every joined batch, and can continue in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of the `order` that is asked for at its beginning; rank r
-    holds the r-th part of it, so that the parts in the order of ranks are the batch one process would have. The last, smaller batch of an
-    epoch is dropped. The next batch is read while the current one is trained on; of streamed data, the next few.
+    The joined batch of a step is `batch_size` ids of the permutation of the epoch, or of the result of `order`. Rank r has the r-th part of
+    it, so the parts of all ranks together are the batch of a single process. The last, smaller batch of an epoch is dropped. The next batch
+    is read during the current step; with streamed data, the next few batches.
 
-    Of streamed data (`data.stream`) the order is that of its shards, and an image that turns out to be corrupt is left out of its batch,
-    which is then smaller. The order does not depend on what was refused, so a position means the same samples at any time.
+    Streamed data (`data.stream`) is ordered by its shards. A corrupt image is left out of its batch, which is then smaller. The order does
+    not depend on corrupt images, so a position always means the same samples.
 
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers; with `text` also
@@ -77,7 +77,7 @@ class BatchLoader:
         self.position = 0
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, wherever this one began."""
+        """Number of batches of a whole epoch."""
         return self.data.num_train // self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -85,11 +85,11 @@ class BatchLoader:
         self.epoch, self.position = epoch, 0
 
     def ids(self, epoch: int, step: int) -> Tensor:
-        """(B,) the sample ids this rank has in one step."""
+        """(B,) the sample ids of this rank in one step."""
         return self._part(self._order(epoch), step)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """From the current position to the end of the epoch. Position and epoch are read when the first batch is asked for."""
+        """Yields the batches from the current position to the end of the epoch."""
         epoch, order = self.epoch, self._order(self.epoch)
         if self.position >= len(self):
             return
@@ -120,7 +120,7 @@ class BatchLoader:
             return self._stream.order(self.seed, epoch)
         if chosen is None:
             return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
-        assert len(chosen) == len(self) * self.batch_size, "as many batches as the schedule of the learning rate goes by"
+        assert len(chosen) == len(self) * self.batch_size, "the schedule of the learning rate relies on the number of batches"
         return chosen
 
     def _part(self, order: Tensor | StreamOrder, step: int) -> Tensor:
@@ -138,7 +138,7 @@ class BatchLoader:
                 raise KinfolkError(f"all {len(ids)} images of batch {step + 1} of epoch {epoch + 1} were refused; see the quarantine file")
         ids = ids[kept]
         batch = {"pixels": pixels, "aspect": aspect, "ids": ids, "epoch": epoch, "step": step}
-        if self.text is not None:  # drawn for the joined batch, so that the ranks' captions are those one process would have
+        if self.text is not None:  # drawn for the joined batch, so that the captions do not depend on the number of ranks
             uniform = torch.rand(self.batch_size, generator=generator(self.seed, "captions", epoch, step))
             share = self.batch_size // self.world_size
             mine = uniform[self.rank * share : (self.rank + 1) * share][kept]

@@ -6,10 +6,9 @@ the blur of every preset is off and `simclr` has strength 0.5; above, the papers
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, did_you_mean
 
 SMALL = 64
 Pair = tuple[float, float]
@@ -92,7 +91,7 @@ PRESETS: dict[str, tuple[Augmentation, ...]] = {
 def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[Augmentation, ...]:
     """The preset's augmentations at this size; an override is one value for all views or, where the field is a number, one per view."""
     if preset not in PRESETS:
-        raise UsageError(f"`preset` (={preset!r}) must be one of {', '.join(PRESETS)}{_nearest(preset, list(PRESETS))}")
+        raise UsageError(f"`preset` (={preset!r}) must be one of {', '.join(PRESETS)}{did_you_mean(preset, PRESETS, limit=1)}")
     made = PRESETS[preset]
     if size <= SMALL:
         made = tuple(replace(one, blur=0.0, strength=0.5 if preset == "simclr" else one.strength) for one in made)
@@ -101,7 +100,7 @@ def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[
     per_view: dict[str, list[float | Pair]] = {}
     for name, value in overrides.items():
         if name not in known:
-            raise UsageError(f"`{name}` is not a setting of the views{_nearest(name, list(known))}; there are {', '.join(known)}")
+            raise UsageError(f"`{name}` is not a setting of the views{did_you_mean(name, known, limit=1)}; there are {', '.join(known)}")
         if value is not None:
             per_view[name] = _values(name, value, pair=known[name] == "Pair")
     num = max([len(made)] + [len(values) for values in per_view.values()])
@@ -120,8 +119,3 @@ def _values(name: str, value: float | tuple[float, ...] | list[float], pair: boo
         return [(float(numbers[0]), float(numbers[1]))]
     _check(name, value, len(numbers) > 0, "a number, or one number per view")
     return [float(number) for number in numbers]
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
