@@ -123,7 +123,8 @@ class TrainingModule(pl.LightningModule):
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         share = self.batch_size // distributed.world_size()  # not the rows: all ranks need equally many chunks for SyncBatchNorm
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
-        with in_chunks(encoders_of(self.framework), chunks):
+        equal = getattr(self.data, "stream", None) is None  # a rank that streams data may lose an image that cannot be read
+        with in_chunks(encoders_of(self.framework), chunks), distributed.equal_batches(equal):
             loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
         self.last_batch = batch["epoch"], batch["step"], batch["ids"]
         self._check_loss(loss)
