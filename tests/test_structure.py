@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *ENGINE,
     },
     "report": {"embedding", "training", "evaluation", "frameworks", "detectors", "data", "models"},
-    "auditing": {"embedding", "report", "training", "data"},
+    "auditing": {"embedding", "report", "training", "data", "models"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
     "api": {"training", "report"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
 
-_GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "detector", "action"}
+_GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "keys", "detector", "action"}
 """What the training hands over; everything else in a signature is the user's to set."""
 
 
@@ -57,6 +57,7 @@ class Context:
     num_samples: int
     labels: Tensor | None = None
     text: tuple[nn.Module, nn.Module] | None = None
+    keys: Sequence[str] | None = None
 
 
 def parse(name: str) -> Method:
@@ -144,6 +145,8 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
     if "labels" in wanted:
         given["labels"] = context.labels
+    if "keys" in wanted:
+        given["keys"] = context.keys
     if "text_encoder" in wanted:
         if context.text is None:
             raise UsageError(f"{method} needs a text tower: `Context.text` must be given")
