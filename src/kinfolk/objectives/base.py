@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
-from kinfolk.contrast import Contrast, Rows, Terms
+from kinfolk.contrast import Contrast, Rows, Terms, joined
 from kinfolk.detectors.base import Detector
-from kinfolk.pairs import Pairs, two_views
+from kinfolk.pairs import Pairs, other_views, two_views
 from kinfolk.stats import Labels, Stats
 from kinfolk.stores.exact import finite, skips
 
@@ -66,6 +66,8 @@ class Objective(nn.Module, ABC):
     """
 
     attracted_stay: ClassVar[bool]
+    reads_weight: ClassVar[bool] = False
+    """Whether `terms` reads Σ w of each row."""
     pools_kin: ClassVar[bool] = False
     """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
     grades: ClassVar[bool] = False
@@ -96,7 +98,7 @@ class Objective(nn.Module, ABC):
         if self.detector is not None:
             self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
-        self.num_classes = 0
+        self.labelled = False  # whether all labels are known
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -143,14 +145,14 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
-        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.num_classes)
+        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles)
+        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight)
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
         """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
         self._stats = work.stats
-        if self.training:
+        if self.training and (self.detector is not None or self.addresses):
             with torch.no_grad():
                 sound = self._sound(loss)
                 if not skips(sound):
@@ -167,7 +169,7 @@ class Objective(nn.Module, ABC):
     def set_eval_labels(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
-        self.num_classes = 0 if labels is None or not len(labels) else max(0, int(labels.max()) + 1)
+        self.labelled = labels is not None and bool((labels >= 0).all())
 
     def set_groups(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
@@ -231,7 +233,7 @@ class Objective(nn.Module, ABC):
         for part, updates in ((self.detector, work.found), (self, merged)):
             if part is None or not updates or not updates[0]:
                 continue
-            update = {name: torch.cat([each[name] for each in updates]) for name in updates[0]}
+            update = {name: joined([each[name] for each in updates]) for name in updates[0]}
             if sizes is None:
                 part.observe(ids, update, sound)
             else:
@@ -268,7 +270,8 @@ def call(name: str, objective: Objective, **shown: Any) -> str:
 
 def positives(rows: Rows) -> tuple[float | Tensor, Tensor]:
     """The number of an anchor's positives, its own and its attracted kin by their degrees, and (R,) the sum of their similarities."""
-    sum_R, number = rows.own_RP.sum(1), rows.own_RP.shape[1]
+    number = rows.own_RP.shape[1]
+    sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
     if rows.kin_mass_R is None or rows.kin_sum_R is None:
         return float(number), sum_R
     return number + rows.kin_mass_R, sum_R + rows.kin_sum_R
@@ -281,7 +284,8 @@ def _normalised(pairs: Pairs) -> Pairs:
     anchors = unit(pairs.anchors)
     held = pairs.unit_candidates and pairs.candidates.dtype == anchors.dtype
     candidates = anchors if pairs.candidates is pairs.anchors else pairs.candidates if held else unit(pairs.candidates)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives))
+    positives = other_views(anchors) if pairs.twins else unit(pairs.positives)
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)
 
 
 def unit(z: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kinfolk.data.seeding import generator
 from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
-from kinfolk.detectors.quantile import batch_quantile
+from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.report.plots import Panel, figure, outlines
 
 if TYPE_CHECKING:

@@ -66,15 +66,9 @@ def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
-    """(b, F) the mean of the rows of each row's id. The order of rows does not matter, not even in the last bit."""
-    group_b, number_b1 = grouped(ids)
-    sorted_bF, order_bF = rows.sort(0)
-    total_bF = torch.zeros_like(rows).scatter_add_(0, group_b[order_bF], sorted_bF)
-    return total_bF[group_b] / number_b1
-
-
-def grouped(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(b,) a number in [0, b) for each row, the same for rows of one id, and (b, 1) how many these are."""
+    """(b, F) the mean of the rows that share each row's id."""
     sorted_b = ids.sort().values
-    group_b = torch.searchsorted(sorted_b, ids)
-    return group_b, (torch.searchsorted(sorted_b, ids, right=True) - group_b).unsqueeze(1)
+    if ids.device.type == "cpu" and not bool((sorted_b[1:] == sorted_b[:-1]).any()):
+        return rows  # the usual case; on an accelerator looking would stop the step
+    group_bF = torch.searchsorted(sorted_b, ids).unsqueeze(1).expand_as(rows)
+    return torch.empty_like(rows).scatter_reduce_(0, group_bF, rows, "mean", include_self=False).gather(0, group_bF)

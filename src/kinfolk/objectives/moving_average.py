@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,16 +17,16 @@ from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows
 from kinfolk.objectives.base import Objective, Shared
-from kinfolk.stores.exact import grouped
 from kinfolk.stores.per_sample import PerSample
 
 
 class Averaged(Objective):
-    """Abstract. An objective that keeps u for each sample, as its logarithm so that no temperature overflows, and whether it was seen.
+    """Abstract. An objective that keeps u for each sample, as its logarithm so that no temperature overflows.
 
         u_i ← (1 − γ) u_i + γ ĝ_i,  u_i = ĝ_i on the first visit
 
-    All views of a sample read the same old u; the mean of their new values is stored. A sample without negatives is left as it is.
+    All views of a sample read the same old u; the mean of their new values is stored. A sample without negatives is left as it is. A sample
+    that was never visited has u = 0. Of several occurrences of a sample in one batch, the mean of log u is stored.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -37,6 +37,7 @@ class Averaged(Objective):
 
     attracted_stay: ClassVar[bool] = False
     addresses: ClassVar[bool] = True
+    reads_weight: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -50,35 +51,43 @@ class Averaged(Objective):
         if not 0 < gamma <= 1:
             raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
         self.num_samples, self.gamma = num_samples, gamma
-        self.store = PerSample(num_samples, log_u=torch.tensor(0.0), seen=torch.tensor(False), **(more or {}))
+        self.store = PerSample(num_samples, log_u=-math.inf, **(more or {}))
 
     @property
     def u(self) -> Tensor:
         """(N,) the moving averages; 0 where the sample was not seen."""
-        state = self.store.read(torch.arange(self.num_samples, device=self.store.log_u.device))
-        return torch.where(state["seen"], state["log_u"].exp(), 0.0)
+        log_u: Tensor = self.store.log_u
+        return log_u.exp()
 
-    def _averaged(self, rows: Rows, log_g_R: Tensor, bare_R: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-        """(R,) log ĝ and log of the new u, both the old one in a row that is bare of negatives, and the proposal for the store."""
-        state = self.store.read(rows.ids)
-        old_R = rows.per_row(state["log_u"].to(log_g_R.dtype))
-        seen_R = rows.per_row(state["seen"])
-        log_g_R = torch.where(bare_R, old_R, log_g_R)
-        log_u_R = torch.where(seen_R & ~bare_R, moving_average(old_R, log_g_R, self.gamma), log_g_R)
-        update = {
-            "log_u": log_u_R.view(-1, rows.num_views).logsumexp(1) - math.log(rows.num_views),
-            "seen": state["seen"] | ~bare_R.view(-1, rows.num_views).any(1),
-        }
-        return log_g_R, log_u_R, update
+    def averaged(self, rows: Rows, log_g_R: Tensor) -> tuple[Tensor, Tensor]:
+        """(R,) log of the new u, and (b,) what to store of it. NaN in, for a row without negatives, is NaN out and changes no state."""
+        old_b1 = self.store.read_rows(rows.ids)[:, :1].to(log_g_R.dtype)
+        log_g_bV = log_g_R.view(-1, rows.num_views)
+        if self.gamma == 1:
+            log_u_bV = log_g_bV
+        else:
+            log_u_bV = torch.logaddexp(old_b1 + math.log1p(-self.gamma), log_g_bV + math.log(self.gamma))
+            log_u_bV = torch.where(old_b1 == -torch.inf, log_g_bV, log_u_bV)
+        stored_b = log_u_bV.squeeze(1) if rows.num_views == 1 else log_u_bV.logsumexp(1) - math.log(rows.num_views)
+        return log_u_bV.view(-1), stored_b
 
     def over_levels(self, updates: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """The mean of the levels' u, and of whatever else they propose."""
-        log_u = torch.stack([update["log_u"] for update in updates]).logsumexp(0) - math.log(len(updates))
-        more = {name: torch.stack([update[name] for update in updates]).mean(0) for name in updates[0] if name not in ("log_u", "seen")}
-        return {"log_u": log_u, "seen": updates[0]["seen"], **more}
+        if len(updates) == 1:
+            return updates[0]
+        state_LbF = torch.stack([update["state"] for update in updates])
+        log_u_b1 = state_LbF[:, :, :1].logsumexp(0) - math.log(len(updates))
+        return {"state": torch.cat((log_u_b1, state_LbF[:, :, 1:].mean(0)), 1)}
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        self.store.write(ids, {**update, "log_u": mean_in_log_space(ids, update["log_u"])}, sound)
+        self.store.write_rows(ids, update["state"], sound)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        seen = state_dict.pop(f"{prefix}store.seen", None)  # as version 0.1.0 saved it
+        if seen is not None:
+            log_u = state_dict[f"{prefix}store.log_u"]
+            state_dict[f"{prefix}store.log_u"] = torch.where(seen, log_u, -math.inf)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def cosine_gamma(gamma: float, epoch: int, decay_epochs: int | None) -> float:
@@ -93,18 +102,3 @@ def check_decay(decay_epochs: int | None) -> int | None:
     if decay_epochs is not None and decay_epochs < 1:
         raise ValueError(f"`decay_epochs` (={decay_epochs}) must be at least 1, or None for a constant gamma")
     return decay_epochs
-
-
-def moving_average(old_log_u: Tensor, log_g: Tensor, gamma: float) -> Tensor:
-    """log((1 − γ) u + γ g) from the logarithms; equation 5."""
-    if gamma == 1:
-        return log_g
-    return torch.logaddexp(old_log_u + math.log1p(-gamma), log_g + math.log(gamma))
-
-
-def mean_in_log_space(ids: Tensor, log_b: Tensor) -> Tensor:
-    """(b,) log of the mean of the values of each row's id."""
-    group_b, number_b1 = grouped(ids)
-    top_b = log_b.new_full(log_b.shape, -torch.inf).scatter_reduce(0, group_b, log_b, "amax")[group_b]
-    total_b = torch.zeros_like(log_b).index_add(0, group_b, (log_b - top_b).exp())
-    return top_b + total_b[group_b].log() - number_b1.squeeze(1).to(log_b.dtype).log()
