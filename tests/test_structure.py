@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "across": ENGINE,
     "contrast": {"across", "compiling", "detectors.base", *ENGINE},
     "objectives": {"across", "contrast", "detectors.base", *ENGINE},
-    "clustering": {"stores"},
+    "clustering": {"distributed", "stores"},
     "data": set(),
     "models": set(),
     "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
