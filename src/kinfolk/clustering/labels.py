@@ -194,9 +194,7 @@ def _spread(graph: Tensor) -> Tensor:
     return spread
 
 
-def kmeans_levels(
-    features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20, over_ranks: bool = False
-) -> Tensor:
+def kmeans_levels(features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20, over_ranks: bool = False) -> Tensor:
     """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`, which fall.
 
     The paper: 1,000,000, 500,000 and 250,000 clusters of ImageNet. `over_ranks`: see `kmeans`.

@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.actions import ACTIONS, Action, Policy
-from kinfolk.contrast import Contrast, Rows, Terms
+from kinfolk.contrast import Contrast, Rows, Terms, joined
 from kinfolk.detectors.base import Detector
-from kinfolk.pairs import Pairs, two_views
+from kinfolk.pairs import Pairs, other_views, two_views
 from kinfolk.stats import Labels, Stats
 from kinfolk.stores.per_sample import finite, skips
 
@@ -66,6 +66,8 @@ class Objective(nn.Module, ABC):
     """
 
     attracted_stay: ClassVar[bool]
+    reads_weight: ClassVar[bool] = False
+    """Whether `terms` reads Σ w of each row."""
     pools_kin: ClassVar[bool] = False
     """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
     grades: ClassVar[bool] = False
@@ -96,7 +98,7 @@ class Objective(nn.Module, ABC):
         if self.detector is not None:
             self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
-        self.num_classes = 0
+        self.labelled = False  # whether all labels are known
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -115,7 +117,7 @@ class Objective(nn.Module, ABC):
         return updates[0]
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.exact.kept`. Default: no state."""
+        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.per_sample.kept`. Default: no state."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
@@ -143,16 +145,18 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
-        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.num_classes)
+        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        contrast = Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles)
+        contrast = Contrast(
+            pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight
+        )
         contrast.all_ids = all_ids
         return contrast
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
         """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
         self._stats = work.stats
-        if self.training:
+        if self.training and (self.detector is not None or self.addresses):
             with torch.no_grad():
                 sound = self._sound(loss)
                 if not skips(sound):
@@ -169,7 +173,7 @@ class Objective(nn.Module, ABC):
     def set_eval_labels(self, labels: Tensor | None) -> None:
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
-        self.num_classes = 0 if labels is None or not len(labels) else max(0, int(labels.max()) + 1)
+        self.labelled = labels is not None and bool((labels >= 0).all())
 
     def set_groups(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
@@ -235,7 +239,7 @@ class Objective(nn.Module, ABC):
         """Hands the updates of all blocks and ranks to the detector and to this objective; those of all ranks come in one collective."""
         merged = [self.over_levels(levels) for levels in work.updates]
         parts = [(part, steps) for part, steps in ((self.detector, work.found), (self, merged)) if part is not None and steps and steps[0]]
-        updates = [{name: torch.cat([each[name] for each in steps]) for name in steps[0]} for _, steps in parts]
+        updates = [{name: joined([each[name] for each in steps]) for name in steps[0]} for _, steps in parts]
         if not updates:
             return
         if distributed.world_size() > 1:
@@ -278,7 +282,8 @@ def call(name: str, objective: Objective, **shown: Any) -> str:
 
 def positives(rows: Rows) -> tuple[float | Tensor, Tensor]:
     """The number of an anchor's positives, its own and its attracted kin by their degrees, and (R,) the sum of their similarities."""
-    sum_R, number = rows.own_RP.sum(1), rows.own_RP.shape[1]
+    number = rows.own_RP.shape[1]
+    sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
     if rows.kin_mass_R is None or rows.kin_sum_R is None:
         return float(number), sum_R
     return number + rows.kin_mass_R, sum_R + rows.kin_sum_R
@@ -291,7 +296,8 @@ def _normalised(pairs: Pairs) -> Pairs:
     anchors = unit(pairs.anchors)
     held = pairs.unit_candidates and pairs.candidates.dtype == anchors.dtype
     candidates = anchors if pairs.candidates is pairs.anchors else pairs.candidates if held else unit(pairs.candidates)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives))
+    positives = other_views(anchors) if pairs.twins else unit(pairs.positives)
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)
 
 
 def unit(z: Tensor) -> Tensor:
