@@ -202,7 +202,7 @@ def assignments(rows_SF: Tensor, centroids_KF: Tensor) -> Iterator[tuple[Tensor,
     """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the nearest centroid of every row."""
     device, number = centroids_KF.device, len(centroids_KF)
     half_K = centroids_KF.square().sum(1).mul_(-0.5)
-    step = max(_MIN_ROWS, _BLOCK_ELEMENTS.get(device.type, _BLOCK_ELEMENTS["default"]) // number)
+    step = max(_MIN_ROWS, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // number)
     score_RK = torch.empty(min(step, len(rows_SF)), number, device=device)
     for rows_RF in torch.split(rows_SF, step):
         rows_RF = rows_RF.to(device, torch.float32)
