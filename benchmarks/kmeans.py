@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/kmeans.py [--samples 20000] [--features 128] [--threads 1]
 
-Both start from the same k-means++ centroids and do the same number of iterations. Seconds are CPU time of the process, which other
+Both start from the same k-means++ centroids, and both end when nothing changes any more. Seconds are CPU time of the process, which other
 processes disturb less than the clock; with several threads it is the sum over threads.
 """
 
@@ -40,7 +40,9 @@ def main() -> None:
     centres = torch.randn(200, options.features, generator=generator)
     chosen = torch.randint(200, (options.samples,), generator=generator)
     x = F.normalize(centres[chosen] + 1.5 * torch.randn(options.samples, options.features, generator=generator), dim=1)
-    print(f"torch {torch.__version__}, {options.threads} threads; {options.samples:,} × {options.features}, {options.iterations} iterations")
+    print(
+        f"torch {torch.__version__}, {options.threads} threads; {options.samples:,} × {options.features}, at most {options.iterations} iterations"
+    )
     for number in CLUSTERS:
         start = first_centroids(x, number, torch.Generator().manual_seed(1))
 
@@ -60,7 +62,10 @@ def main() -> None:
                 seconds[name].append(time.process_time() - before)
         faiss_seconds, torch_seconds = (statistics.median(seconds[name]) for name in runs)
         ratio, worse = torch_seconds / faiss_seconds, inertia(x, found["torch"]) / inertia(x, found["faiss"]) - 1
-        print(f"k = {number:5}: faiss {faiss_seconds:.2f} s, torch {torch_seconds:.2f} s, ratio {ratio:.2f} ({verdict(ratio, WANTED)}); ", end="")
+        print(
+            f"k = {number:5}: faiss {faiss_seconds:.2f} s, torch {torch_seconds:.2f} s, ratio {ratio:.2f} ({verdict(ratio, WANTED)}); ",
+            end="",
+        )
         print(f"inertia {100 * worse:+.2f} % ({'reached' if worse <= WANTED_INERTIA else 'MISSED'})")
 
 
