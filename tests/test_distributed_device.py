@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from tests.ranks import spawn
 
 from kinfolk import distributed
 from kinfolk.clustering import Hierarchy
@@ -21,6 +20,7 @@ from kinfolk.frameworks import Framework
 from tests.collectives import CollectiveLog, collectives
 from tests.pretended.device import AVAILABLE, on_device, pretended
 from tests.pretended.methods import EPOCHS, METHODS, batch, features, made
+from tests.ranks import spawn
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
 NETWORKS = ("encoder", "head", "text_encoder", "text_head", "slow", "predictor", "predictors", "metric", "prototype")

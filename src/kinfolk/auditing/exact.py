@@ -244,7 +244,7 @@ class _BlockSearch:
 
 
 class _DeviceSearch:
-    """Computes the results of one block of rows on an accelerator: full rows of similarities, of which the largest are copied to the host."""
+    """Computes the results of one block of rows on an accelerator from full rows, the largest of which are copied to the host."""
 
     def __init__(self, features: Features, k: int, nearest: int, level: float, device: torch.device) -> None:
         self.k, self.nearest, self.level = k, nearest, level
