@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import IFND, Oracle
@@ -20,6 +19,7 @@ from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.metric import draw_partners
+from tests.ranks import spawn
 from tests.reference import losses
 from tests.reference import spcl as slow
 
@@ -386,7 +386,7 @@ def on_rank(rank: int, folder: str) -> None:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    spawn(on_rank, (str(tmp_path),), nprocs=len(SIZES))  # type: ignore[no-untyped-call]
+    spawn(on_rank, (str(tmp_path),), nprocs=len(SIZES))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(SIZES))]
     for name, arguments in ARGUMENTS.items():
         framework = made(**arguments)
