@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, did_you_mean
 
 LABEL_PROTOCOLS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
 CAPTION_PROTOCOLS = ("retrieval", "zero-shot")
@@ -178,12 +178,8 @@ def _protocol_names(protocol: str) -> list[str]:
 
 
 def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    import difflib
-
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"unknown {what} {name!r}{hint} (there are: {', '.join(known)})")
+        raise UsageError(f"unknown {what} {name!r}{did_you_mean(name, known, limit=1)} (there are: {', '.join(known)})")
 
 
 def _shares(percent: str) -> list[float]:

@@ -64,6 +64,15 @@ def train(
             "--compile/--no-compile", help="Compile the loss with torch.compile. Default: only on a GPU.", rich_help_panel=RUNNING
         ),
     ] = None,
+    compile_encoder: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile-encoder/--no-compile-encoder",
+            help="Compile the encoder with torch.compile. [dim]Default: on a GPU.[/]",
+            rich_help_panel=RUNNING,
+            show_default=False,
+        ),
+    ] = None,
     workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", metavar=FLAG, help="Continue the run in --out.", rich_help_panel=RUNNING)] = False,
     overwrite: Annotated[
@@ -98,6 +107,7 @@ def train(
         "trainer.strategy": strategy,
         "trainer.precision": precision,
         "trainer.compile": compile,
+        "trainer.compile_encoder": compile_encoder,
     }
     from kinfolk.api import train as train_run
     from kinfolk.training.config import parse_settings

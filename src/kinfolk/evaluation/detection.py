@@ -24,7 +24,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from kinfolk.data.prepare import show_progress
-from kinfolk.detectors.quantile import batch_quantile
+from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.errors import KinfolkError
 from kinfolk.kinship import Interval, Roles, select
 from kinfolk.pairs import LEFT_OUT, Block
@@ -119,11 +119,9 @@ def detection_quality(
     exact, rule = DetectionQuality(), None if find is None else DetectionQuality()
     thresholds = []
     for block in _blocks(unit_NVD, chosen, progress):
-        views = block.num_views
-        n_b = block.num_negatives_R.view(-1, views).sum(1)
-        level_b = batch_quantile(block.sim_RC.reshape(len(block.ids), -1), n_b, alpha).float()
+        level_b = batch_quantile(block.per_sample, block.num_per_sample, alpha).float()
         thresholds.append(level_b)
-        _add_block(exact, block, [Roles(kin=Interval(block.per_row(level_b)))], labels_N)
+        _add_block(exact, block, [Roles(kin=Interval(level_b))], labels_N)
         if find is not None and rule is not None:
             _add_block(rule, block, find(block), labels_N)
     return DetectionResult(rule, exact, torch.cat(thresholds))
@@ -202,19 +200,20 @@ def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Blo
         ids_b = anchors_B[first : first + step]
         sim_RC = unit_NVD[ids_b].flatten(0, 1) @ candidates_CD.T
         sim_RC.masked_fill_(ids_b.repeat_interleave(views).unsqueeze(1) == ids_C, LEFT_OUT)
-        yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(sim_RC),), (num - 1) * views))
+        yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(ids_b),), (num - 1) * views))
 
 
 def _add_block(quality: DetectionQuality, block: Block, levels: Sequence[Roles], labels_N: Tensor) -> None:
     """Adds a block to the counts. The rates of an anchor are those of the first level."""
-    alike = Labels(labels_N, 0).alike(block)
+    alike = Labels(labels_N, complete=False).alike(block)
     known_RC, same_RC = alike.known_RC, alike.same_RC
+    assert known_RC is not None
     alike_R, other_R = same_RC.sum(1), (known_RC - same_RC).sum(1)
     for level, roles in enumerate(levels):
         kin_RC, _ = select(block.sim_RC, roles)
         kin_RC = torch.zeros_like(same_RC) if kin_RC is None else kin_RC
-        counts = count(block.num_negatives_R, kin_RC.sum(1), kin_RC, alike, block.num_views)
-        quality.stats = quality.stats + Stats.from_counts(torch.cat((counts, counts.new_zeros(4))))
+        counts = count(block.num_per_sample, kin_RC.sum(1), kin_RC, alike)
+        quality.stats = quality.stats + Stats.from_counts(torch.cat((counts[:8], counts.new_zeros(4))))
         if level > 0:
             continue
         hits_R, counted_R = (kin_RC * same_RC).sum(1), (kin_RC * known_RC).sum(1)

@@ -30,7 +30,7 @@ from kinfolk.data.prepare import show_progress
 from kinfolk.embedding import Images, Preparation, embed
 from kinfolk.errors import KinfolkError
 from kinfolk.models.build import adapt
-from kinfolk.seeding import derive_seed, generator
+from kinfolk.seeding import derive_seed, generator, kept_random_state
 
 EPOCHS, FEWEST_STEPS = 20, 200
 A_TENTH = 0.09
@@ -131,7 +131,7 @@ def finetune(
     batches = max(1, min(math.ceil(len(ids_N) / batch_size), len(ids_N) // 2))
     epochs = max(usual_epochs, math.ceil(FEWEST_STEPS / batches)) if epochs is None else epochs
     device = next(encoder.parameters()).device if device is None else torch.device(device)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with kept_random_state():
         torch.manual_seed(derive_seed(seed, "finetune"))  # dropout of the encoder
         copied = adapt(copy.deepcopy(encoder)).to(device)
         assert isinstance(copied.output_size, int)

@@ -96,7 +96,7 @@ class OfflineCriteria(Criteria):
     Args:
         num_samples: N.
         number: H.
-        cluster: (N, D) embeddings → (H, N) labels in [0, N).
+        cluster: (N, D) embeddings → (H, N) labels in [0, N). It is called on all ranks and returns the same labels on each.
         warmup_epochs: epochs before the first clustering.
         every: epochs between two clusterings.
 
@@ -120,15 +120,12 @@ class OfflineCriteria(Criteria):
 
     @torch.no_grad()
     def refresh(self, features: Tensor) -> None:
-        """Rank 0 clusters and broadcasts the labels."""
+        """Sets the labels, which are the same on all ranks; see `kmeans` and `Hierarchy.refresh` for how ranks share the work."""
         if features.shape[:1] != self.labels.shape[1:]:
             wanted = (self.labels.shape[1], "any")
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
         require_finite(features)
-        if distributed.world_size() == 1 or dist.get_rank() == 0:
-            self.labels.copy_(self.cluster(features))
-        if distributed.world_size() > 1:
-            dist.broadcast(self.labels, 0)
+        self.labels.copy_(self.cluster(features.to(self.labels.device)))
         self.started.fill_(True)
 
 
@@ -136,7 +133,13 @@ def by_dbscan(like: Hierarchy, every: int) -> OfflineCriteria:
     """Separate DBSCAN for each level, with the radii of a hierarchy. Fitted radii are fitted each time."""
 
     def cluster(features: Tensor) -> Tensor:
-        return dbscan_levels(features, like.radii.fit(features), min_samples=like.min_samples)
+        labels_HN = torch.empty(like.clusters.levels, len(features), dtype=torch.int64, device=features.device)
+        if distributed.is_rank_zero():
+            with distributed.threads_of_waiting_ranks():
+                labels_HN.copy_(dbscan_levels(features, like.radii.fit(features), min_samples=like.min_samples))
+        if distributed.world_size() > 1:
+            dist.broadcast(labels_HN, 0)
+        return labels_HN
 
     return OfflineCriteria(like.clusters.num_samples, like.clusters.levels, cluster, like.warmup_epochs, every)
 
@@ -155,7 +158,7 @@ def by_kmeans(
     if len(chosen) != number - 1 or not all(1 <= each < num_samples for each in chosen):
         raise ValueError(f"`num_clusters` (={list(chosen)}) must be one number below {num_samples} for each of the criteria 2 to {number}")
     check_falling(chosen)
-    cluster = partial(kmeans_levels, num_clusters=chosen, seed=seed)
+    cluster = partial(kmeans_levels, num_clusters=chosen, seed=seed, over_ranks=True)
     return OfflineCriteria(num_samples, number, cluster, warmup_epochs, every)
 
 

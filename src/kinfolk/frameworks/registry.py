@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import DETECTORS, StartAt
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
 
-_SET_BY_TRAINING = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "detector", "action"}
+_SET_BY_TRAINING = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "keys", "detector", "action"}
 """Arguments that the training passes. All others in a signature can be set by the user."""
 
 
@@ -58,6 +57,7 @@ class Context:
     num_samples: int
     labels: Tensor | None = None
     text: tuple[nn.Module, nn.Module] | None = None
+    keys: Sequence[str] | None = None
 
 
 def parse(name: str) -> Method:
@@ -145,6 +145,8 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
     if "labels" in wanted:
         given["labels"] = context.labels
+    if "keys" in wanted:
+        given["keys"] = context.keys
     if "text_encoder" in wanted:
         if context.text is None:
             raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
@@ -156,6 +158,5 @@ def _require_known(name: str, names: Iterable[str], kind: str, whole: str) -> st
     names = list(names)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, 2, 0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(name, names, limit=2)
     raise UsageError(f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})")
