@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": set(),
     "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
     "embedding": {"data", "distributed", "seeding"},
-    "cnce": {"cli", "seeding"},
+    "cnce": {"cli", "data", "seeding"},
     "evaluation": {
         "embedding",
         "frameworks",
