@@ -21,6 +21,7 @@ from typing_extensions import Unpack
 from kinfolk.frameworks.base import Framework, OwnRate
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective
 from kinfolk.objectives.base import Shared
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.fastclip import TemperatureGradient
 
 
@@ -108,7 +109,7 @@ class CLIP(ImageText):
         learnable: bool = True,
         min_temperature: float = 0.01,
         known_groups: bool = True,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         loss = CLIPLoss(temperature, learnable, min_temperature, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)

@@ -26,7 +26,8 @@ from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import Shared, unit
+from kinfolk.objectives.base import unit
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 from kinfolk.stores import Queue
@@ -138,7 +139,7 @@ class MoCo(Framework):
         symmetric: bool = False,
         cluster_encoder: ClusterEncoder = "query",
         momentum_schedule: MomentumSchedule = "constant",
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, **shared))
         if queue_size < 1:
@@ -209,7 +210,7 @@ class MoCoV3(Framework):
         momentum_schedule: MomentumSchedule = "cosine",
         predictor_size: int = 4096,
         temperature: float = 0.2,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, **shared))
         size = embedding_size(encoder, head)

@@ -17,6 +17,7 @@ from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
+from kinfolk.objectives.debiased import USUAL_ESTIMATE, Estimate
 
 _GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "detector", "action"}
 """What the training hands over; everything else in a signature is the user's to set."""
@@ -134,10 +135,11 @@ def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     own = {name: p for name, p in parameters.items() if name not in _GIVEN and p.kind is not inspect.Parameter.VAR_KEYWORD}
     if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return own
-    hints = typing.get_type_hints(Shared)
-    settable = [name for name in USUAL if name not in (*_GIVEN, *own, "gather", "compile")]
+    (others,) = (p.annotation for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
+    usual, hints = (USUAL_ESTIMATE, typing.get_type_hints(Estimate)) if "Estimate" in str(others) else (USUAL, typing.get_type_hints(Shared))
+    settable = [name for name in usual if name not in (*_GIVEN, *own, "gather", "compile")]
     named = inspect.Parameter.KEYWORD_ONLY
-    return own | {name: inspect.Parameter(name, named, default=USUAL.get(name), annotation=hints[name]) for name in settable}
+    return own | {name: inspect.Parameter(name, named, default=usual.get(name), annotation=hints[name]) for name in settable}
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:

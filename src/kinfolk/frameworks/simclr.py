@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.debiased import Estimate
 
 
 class SimCLR(BatchFramework):
@@ -30,7 +30,7 @@ class SimCLR(BatchFramework):
         temperature: float = 0.2,
         positive_in_denominator: bool = True,
         rescale_kept: bool = False,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         objective = NTXent(temperature, positive_in_denominator, rescale_kept, **shared)
         super().__init__(encoder, head, objective)

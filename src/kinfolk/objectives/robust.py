@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
 from kinfolk.objectives.averaged import Averaged
-from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.base import Shared, pulls
 from kinfolk.pairs import Pairs
 
 _NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size: iSogCLR's published values
@@ -80,13 +80,13 @@ class RobustContrast(Averaged):
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature
-        number, sum_R = positives(rows)
-        mean_R, bare_R = sum_R / number, rows.weight_R == 0  # no negatives at all: the positives alone are left
+        pull = pulls(rows, self.own_weight)
+        mean_R, bare_R = pull.sum_R, rows.weight_R == 0  # no negatives at all: the positives alone are left
         log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log() - mean_R / t, bare_R)
         if self.epsilon:
             log_u_R = torch.logaddexp(log_u_R, torch.full_like(log_u_R, math.log(self.epsilon)))
         ratio_R = torch.exp(log_g_R - log_u_R)
-        pull_R = -torch.where(bare_R, 1.0, ratio_R) / number
+        push_R = torch.where(bare_R, 1.0, ratio_R)
         share = 0.5 if self.halved else 1.0
         d_temperature_R = torch.where(bare_R, 0.0, share * log_u_R + ratio_R * mean_R / t) + share * self.rho
         if self.individual_lr is not None and rows.mean_sim_R is not None:
@@ -95,8 +95,8 @@ class RobustContrast(Averaged):
         return Terms(
             loss_R=torch.where(bare_R, -mean_R, t * log_u_R) + self.rho * t,
             d_lse_R=torch.where(bare_R, 0.0, t * ratio_R),
-            d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=pull_R,
+            d_own_RP=-(push_R * pull.own_R).unsqueeze(1).expand_as(rows.own_RP),
+            d_kin_R=-push_R * pull.kin_R,
             d_temperature_R=d_temperature_R,
             update=update,
         )

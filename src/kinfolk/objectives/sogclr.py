@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
 from kinfolk.objectives.averaged import Averaged
-from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.base import Shared, pulls
 
 
 class SogCLR(Averaged):
@@ -53,13 +53,12 @@ class SogCLR(Averaged):
         log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log(), bare_R)
         ratio_R = torch.where(bare_R, 0.0, torch.exp(log_g_R - log_u_R))
         log_u_R = torch.where(bare_R, 0.0, log_u_R)
-        number, sum_R = positives(rows)
-        pull_R = torch.full_like(sum_R, -1.0) / number
+        pull = pulls(rows, self.own_weight)
         return Terms(
-            loss_R=t * log_u_R + pull_R * sum_R,
+            loss_R=t * log_u_R - pull.sum_R,
             d_lse_R=t * ratio_R,
-            d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=pull_R,
+            d_own_RP=-pull.own_R.unsqueeze(1).expand_as(rows.own_RP),
+            d_kin_R=-pull.kin_R,
             d_temperature_R=log_u_R,
             update=update,
         )

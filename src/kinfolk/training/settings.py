@@ -122,7 +122,8 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    keys = [*before, *(key for key in now if key not in before)]
+    """A key that the earlier side lacks is a setting that is newer than the run; switched off, it makes no difference."""
+    keys = [*before, *(key for key in now if key not in before and now[key] not in (None, False))]
     return next(((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)), None)
 
 
