@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.report import write_report
+from kinfolk.training.config import parse_settings
 from kinfolk.training.train import train as train_run
 
 if TYPE_CHECKING:
-    import os
-
     from kinfolk.training.run_folder import Run
     from kinfolk.training.train import Data
 
@@ -23,6 +23,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
+    guide: str | os.PathLike[str] | None = None,
     recipe: str | os.PathLike[str] | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
@@ -37,6 +38,8 @@ def train(
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
         method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
         epochs, batch_size, seed: of the training; `batch_size` is over all devices together.
+        guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder, "timm/NAME" or "torchvision/NAME"; the same
+            as the setting `detector.features`.
         recipe: a ready configuration to start from, by name or path. With a `method` other than its own, the settings of the parts that the
             method replaces are dropped.
         settings: any other key of the configuration: `{"optimizer.lr": 0.1}` or `["optimizer.lr=0.1"]`.
@@ -49,6 +52,8 @@ def train(
     Returns:
         The run; its `rank` is above 0 in the processes that helped rank zero.
     """
+    if guide is not None:
+        settings = {"detector.features": os.fspath(guide), **parse_settings(settings)}
     run = train_run(
         data,
         out,

@@ -202,7 +202,7 @@ def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, tem
             target_RC = share_RC * (mass_R > 0).unsqueeze(1)
     if removes:
         weight_R, logit_RC = weight_R - flagged_R, divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
-    elif policy.action == "attract":
+    elif policy.action == "attract" and policy.attracted_stay:
         logit_RC = divided(sim_RC, t)
     elif roles.kin.graded:
         factor_RC = 1 - roles.kin.degree(sim_RC)

@@ -52,6 +52,8 @@ class Pairs:
         collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
+        guide, candidate_guide: (B, G) and (C, G), unit norm, without gradient: samples and candidates in the space of another model, such as
+            a teacher or the other modality, for a detector that goes by it.
     """
 
     anchors: Tensor
@@ -67,6 +69,8 @@ class Pairs:
     unit: bool = False
     local_candidates: bool = False
     collected: Tensor | None = None
+    guide: Tensor | None = None
+    candidate_guide: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("ids", "candidate_ids", "groups", "candidate_groups"):
@@ -92,6 +96,8 @@ class Pairs:
             raise ValueError("`candidates` must hold at least one row; fill a queue before the first loss is taken")
         if (self.groups is None) != (self.candidate_groups is None):
             raise ValueError("`groups` and `candidate_groups` must be given together")
+        if (self.guide is None) != (self.candidate_guide is None):
+            raise ValueError("`guide` and `candidate_guide` must be given together")
         if self.local_candidates and num_candidates != num_anchors:
             raise ValueError(f"`local_candidates` (={num_candidates}) must be as many as `anchors` (={num_anchors} rows)")
         if self.groups is not None and len(self.groups) != len(self.ids):
@@ -105,7 +111,7 @@ class Block:
     """One row block of similarities, as a detector sees it. Read only.
 
     `sim_RC` holds cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples,
-    sample-major. `compiles`: whether pure functions of it are to go through `torch.compile`.
+    sample-major. `compiles`: whether pure functions of it are to go through `torch.compile`. `guide_bG`, `guide_CG`: see `Pairs.guide`.
     """
 
     sim_RC: Tensor
@@ -114,6 +120,8 @@ class Block:
     num_views: int
     num_negatives_R: Tensor
     compiles: bool = False
+    guide_bG: Tensor | None = None
+    guide_CG: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:

@@ -34,6 +34,7 @@ DETECTOR_ARGS: dict[str, dict[str, Any]] = {
     "hierarchy": {"levels": 3, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
     "known": {"pairs": torch.stack((torch.arange(NUM_SAMPLES), (torch.arange(NUM_SAMPLES) + 3) % NUM_SAMPLES), 1), "start_epoch": WARMUP},
 }
+DETECTOR_ARGS["guide"] = {"features": torch.eye(NUM_CLASSES)[torch.arange(NUM_SAMPLES) % NUM_CLASSES], "alpha": 0.2, "start_epoch": WARMUP}
 FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "moco": {"queue_size": 20},
     "ir": {"num_negatives": 20, "bank_momentum": 0.0},

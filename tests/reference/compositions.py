@@ -47,6 +47,8 @@ OF_DETECTOR: dict[str, dict[str, Any]] = {
     "ring, learned": {"lower": 0.3, "upper": 0.8, "boundaries": "learned"},
     "ring, clusters": {"lower": 0.3, "upper": 0.8, "num_clusters": (3, 4)},
     "neighbours": {"num_clusters": 4, "num_clusterings": 2, "num_background": 9},
+    "guide": {"features": torch.randn(NUM_SAMPLES, 5, generator=torch.Generator().manual_seed(4)), "alpha": 0.15},
+    "guide, soft": {"features": torch.randn(NUM_SAMPLES, 5, generator=torch.Generator().manual_seed(4)), "temperature": 0.3},
     "hierarchy": {"levels": 3, "warmup_epochs": 1, "radii": [0.5, 0.9], "min_samples": 2},
 }
 OF_FRAMEWORK: dict[str, dict[str, Any]] = {

@@ -35,6 +35,15 @@ def train(
             metavar="FILE", help="Pairs of `kinfolk audit`, for +known: .parquet or .csv.", rich_help_panel=LEARNING, show_default=False
         ),
     ] = None,
+    guide: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME.",
+            rich_help_panel=LEARNING,
+            show_default=False,
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="Start from a recipe: a name, or a YAML file; with --method, at its settings.", rich_help_panel=LEARNING),
@@ -82,8 +91,11 @@ def train(
         raise UsageError("--resume and --overwrite exclude each other; give one of them")
     if known_kin is not None and (method is None or "+known" not in method.lower()) and not (method is None and (resume or recipe)):
         raise UsageError(f"--known-kin needs a method that takes it, as in --method {(method or 'simclr').partition('+')[0]}+known")
+    if guide is not None and (method is None or "+guide" not in method.lower()) and not (method is None and (resume or recipe)):
+        raise UsageError(f"--guide needs a method that takes it, as in --method {(method or 'simclr').partition('+')[0]}+guide")
     flags: dict[str, Any] = {
         "detector.pairs": None if known_kin is None else str(known_kin),
+        "detector.features": guide,
         "data.labels_from_folders": labels_from_folders or None,
         "data.workers": workers,
         "views.size": image_size,

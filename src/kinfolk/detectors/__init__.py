@@ -4,6 +4,7 @@ from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
+from kinfolk.detectors.guide import Guide
 from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
 from kinfolk.detectors.known import Known
@@ -22,6 +23,7 @@ DETECTORS: dict[str, type[Detector]] = {
     "cave": Cave,
     "hierarchy": Hierarchy,
     "known": Known,
+    "guide": Guide,
 }
 """The names of the method grammar."""
 
@@ -33,6 +35,7 @@ __all__ = [
     "Detector",
     "Found",
     "GloFND",
+    "Guide",
     "Hierarchy",
     "Known",
     "Neighbours",

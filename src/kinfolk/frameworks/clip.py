@@ -37,6 +37,7 @@ class ImageText(Framework, ABC):
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     num_views: ClassVar[int] = 1
+    guides: ClassVar[frozenset[str]] = frozenset({"modality"})
 
     def __init__(
         self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Bimodal[Any], known_groups: bool

@@ -72,7 +72,7 @@ def parse(name: str) -> Method:
     variants = DETECTORS[detector].variants
     variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
     if not modifiers:
-        return Method(framework, detector, variant=variant)
+        return Method(framework, detector, DETECTORS[detector].usual_action, variant)
     action = _known(":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name)
     return Method(framework, detector, cast(Action, action), variant)
 
@@ -109,6 +109,7 @@ def build(
     """The framework with its objective and detector, ready to train."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
     detector = build_detector(method, context, detector_args or {})
+    _require_guide(method, detector)
     given = _from_context(FRAMEWORKS[method.framework], context, method)
     return kind(encoder, head, detector=detector, action=method.action, **given, **(framework_args or {}))
 
@@ -127,6 +128,18 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
             raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`: the epoch from which masks apply")
         return detector
     return StartAt(detector, epoch=start, update_from=update_from)
+
+
+def _require_guide(method: Method, detector: Detector | None) -> None:
+    """Refuses a detector that goes by embeddings which the framework does not have."""
+    if detector is None or detector.reads is None or detector.reads in FRAMEWORKS[method.framework].guides:
+        return
+    able = ", ".join(name for name, kind in FRAMEWORKS.items() if detector.reads in kind.guides)
+    reasons = {
+        "modality": f"the guide of {method} needs features: give --guide FILE (only {able} have a second modality that can guide without)",
+        "teacher": f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model",
+    }
+    raise UsageError(reasons[detector.reads])
 
 
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:

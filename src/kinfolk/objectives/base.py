@@ -96,7 +96,14 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
-        self.own_weight = given["own_weight"]
+        self.own_weight, judge = given["own_weight"], given["detector"]
+        if self.own_weight is None and judge is not None and action == "attract" and self.shares_pull:
+            self.own_weight = judge.own_weight
+        if action == "eliminate" and judge is not None and judge.soft:
+            raise ValueError(
+                f"`action` (='eliminate') must be 'attract' or 'reweight' with {judge!r}: every candidate is kin to some degree, and none "
+                "would be left"
+            )
         if self.own_weight is not None and not 0 <= self.own_weight <= 1:
             raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
         if self.own_weight is not None and (action != "attract" or not self.shares_pull):
@@ -235,7 +242,11 @@ class Objective(nn.Module, ABC):
         candidates = distributed.gather_with_gradient(pairs.candidates, rows)
         ids = distributed.gather_rows(pairs.candidate_ids, rows)
         groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
-        return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, local_candidates=False), sizes
+        guide = None if pairs.candidate_guide is None else distributed.gather_rows(pairs.candidate_guide, rows)
+        joined = replace(
+            pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, candidate_guide=guide, local_candidates=False
+        )
+        return joined, sizes
 
     def _write(self, ids: Tensor, work: Contrast, sound: Tensor) -> None:
         sizes = work.sizes

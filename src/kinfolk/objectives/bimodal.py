@@ -68,8 +68,20 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         images, texts = unit(image_features), unit(text_features)
 
         def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Contrast:
+            guided = objective.detector is not None and objective.detector.reads == "modality"
+            guide = others.detach() if guided else None  # how similar the candidates are to the anchor's own one of them
             pairs = Pairs(
-                anchors, others, others.unsqueeze(1), ids, ids, groups=keys, candidate_groups=keys, unit=True, local_candidates=True
+                anchors,
+                others,
+                others.unsqueeze(1),
+                ids,
+                ids,
+                groups=keys,
+                candidate_groups=keys,
+                unit=True,
+                local_candidates=True,
+                guide=guide,
+                candidate_guide=guide,
             )
             return objective.work(pairs, temperature)
 

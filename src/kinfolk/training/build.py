@@ -28,6 +28,7 @@ from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, p
 from kinfolk.models.towers import TOWERS, begin_from
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig, parse_settings
+from kinfolk.training.guides import guide_features
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import build_optimizer, build_scheduler, scaled_lr, take_out
 from kinfolk.training.recipes import load_recipe
@@ -175,6 +176,7 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
 def placed(config: TrainConfig) -> TrainConfig:
     """Paths made absolute, so that the run finds its data from any working directory. The name of a bundled data set is no path."""
     named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
+    named["detector.features"] = config.detector.get("features")
     named["detector.labels_file"] = config.detector.get("labels_file")
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
     return config.with_settings({key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)})
@@ -215,6 +217,8 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
         detector_args = checked_arguments(
             detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
         )
+    if isinstance(detector_args.get("features"), str | Path):
+        detector_args["features"] = guide_features(detector_args["features"], data)
     if resumed:  # its weights are in the checkpoint: none are downloaded again
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))

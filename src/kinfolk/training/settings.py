@@ -7,6 +7,7 @@ A recipe with another method than its own: the baseline of a method, or its riva
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -44,7 +45,7 @@ FREE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
 With other `epochs` all schedules go by the new number from there on, so the result is not that of a run that had it from the start."""
 
 PROCESSES = "trainer.devices × trainer.num_nodes"
-FILES = ("detector.pairs",)
+FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content counts, not their place."""
 
 
@@ -132,7 +133,18 @@ def _content(place: Any) -> Any:
     path = Path(str(place))
     if place is None or not path.is_file():
         return place
-    return f"file {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
+    about = path.stat()
+    return f"file {_digest(path, about.st_size, about.st_mtime_ns)}"
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(path: Path, size: int, changed: int) -> str:
+    """Of a file's content, read once as long as its size and time of change stay."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _told(value: Any) -> str:
