@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import Oracle as Oracle
     from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.detectors import Teacher as Teacher
     from kinfolk.exporting import export as export
     from kinfolk.objectives import BimodalSogCLR as BimodalSogCLR
     from kinfolk.objectives import CLIPLoss as CLIPLoss
@@ -55,6 +56,7 @@ _HOME = {
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
+    "Teacher": "kinfolk.detectors",
     "audit": "kinfolk.auditing",
     "compare": "kinfolk.comparing",
     "export": "kinfolk.exporting",

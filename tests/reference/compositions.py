@@ -25,6 +25,7 @@ from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS, IFND
+from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.support_queue import SupportFramework
@@ -154,7 +155,7 @@ def attempt(name: str, dtype: torch.dtype = torch.float64, rank: int | None = No
     """What `run` gives, or the sentence by which the composition is refused."""
     try:
         return run(name, dtype, rank)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, KinfolkError) as error:
         return {"refused": str(error)}
 
 

@@ -12,6 +12,7 @@ from kinfolk.detectors.neighbours import Neighbours
 from kinfolk.detectors.oracle import Oracle
 from kinfolk.detectors.ring import Ring
 from kinfolk.detectors.start_at import StartAt
+from kinfolk.detectors.teacher import Teacher
 
 DETECTORS: dict[str, type[Detector]] = {
     "oracle": Oracle,
@@ -24,6 +25,7 @@ DETECTORS: dict[str, type[Detector]] = {
     "hierarchy": Hierarchy,
     "known": Known,
     "guide": Guide,
+    "teacher": Teacher,
 }
 """The names of the method grammar."""
 
@@ -42,4 +44,5 @@ __all__ = [
     "Oracle",
     "Ring",
     "StartAt",
+    "Teacher",
 ]

@@ -51,6 +51,8 @@ class Framework(OnHost, ABC):
     """Channels of a picture that each of its encoders sees; several parts: the encoder and the head are `Split` ones."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
     """What a sample consists of; with "text" its `forward` is given `tokens` and `groups` too, and it has a text tower."""
+    weak_views: tuple[int, ...] = ()
+    """Which of its views are cropped and flipped alone."""
     guides: ClassVar[frozenset[str]] = frozenset()
     """What it can hand over to a detector as the guide of `Pairs`; see `Detector.reads`."""
     view_options: ClassVar[Mapping[str, object]] = {}

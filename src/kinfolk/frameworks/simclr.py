@@ -7,12 +7,12 @@ from typing import ClassVar
 from torch import nn
 from typing_extensions import Unpack
 
-from kinfolk.frameworks.base import BatchFramework
+from kinfolk.frameworks.taught import TaughtBatch
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.debiased import Estimate
 
 
-class SimCLR(BatchFramework):
+class SimCLR(TaughtBatch):
     """Two views of a batch, every other view a negative, NT-Xent. With the labels' kin attracted it is SupCon.
 
     Args:

@@ -42,7 +42,12 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
         assert made.size is not None, "a run is fitted to its data"
         return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
     features_NF = read_features(path)
-    return features_NF[: data.num_train] if len(features_NF) == len(data) else features_NF
+    if len(features_NF) not in (data.num_train, len(data)):
+        raise UsageError(
+            f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the {data.num_train:,} training samples, in "
+            f"data-set order, or for each of all {len(data):,} samples"
+        )
+    return features_NF[: data.num_train]
 
 
 def _embedded(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:

@@ -24,7 +24,7 @@ Dimension key: V views, B images of the batch, C = 3 channels, H × W pixels of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -161,7 +161,9 @@ class Views:
         given |= {"space": None if space == "rgb" else space, **overrides}
         self._given = {name: value for name, value in given.items() if value is not None}
 
-    def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
+    def __call__(
+        self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2, weak: tuple[int, ...] = ()
+    ) -> Tensor:
         """Augmented, normalised views (V, B, 3, size, size).
 
         Args:
@@ -169,12 +171,14 @@ class Views:
             generator: on the pixels' device.
             aspect: (B,) width / height of the original images, where `pixels` holds them squashed to one shape.
             num_views: V; view v is made by augmentation v, counted round if there are fewer.
+            weak: which of them are only cropped and flipped.
         """
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
         views = torch.empty(num_views, batch, 3, self.size, self.size, device=pixels.device)
         for view in range(num_views):
             how = self.augmentations[view % len(self.augmentations)]
+            how = replace(how, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0) if view in weak else how
             uniform_BU = torch.rand(batch, NUM_UNIFORM, generator=generator, device=pixels.device)
             draws = draw(how, uniform_BU, height, width, aspect)
             for part in self._parts(pixels):
