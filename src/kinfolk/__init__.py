@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
     from kinfolk.detectors import GloFND as GloFND
+    from kinfolk.detectors import Graded as Graded
     from kinfolk.detectors import Guide as Guide
     from kinfolk.detectors import Hierarchy as Hierarchy
     from kinfolk.detectors import Known as Known
@@ -42,6 +43,7 @@ _HOME = {
     "FNC": "kinfolk.detectors",
     "FastCLIP": "kinfolk.objectives",
     "GloFND": "kinfolk.detectors",
+    "Graded": "kinfolk.detectors",
     "Guide": "kinfolk.detectors",
     "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",

@@ -4,6 +4,7 @@ from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
+from kinfolk.detectors.graded import Graded
 from kinfolk.detectors.guide import Guide
 from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
@@ -37,6 +38,7 @@ __all__ = [
     "Detector",
     "Found",
     "GloFND",
+    "Graded",
     "Guide",
     "Hierarchy",
     "Known",

@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
-from kinfolk.detectors import DETECTORS, StartAt
+from kinfolk.detectors import DETECTORS, Graded, StartAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
@@ -83,13 +83,15 @@ def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
 
 
 def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -> dict[str, inspect.Parameter]:
-    """What a user may set of the method's detector: its signature with the usual values beside what is `given`, and when it starts."""
+    """What a user may set of the method's detector: its signature with the usual values beside what is `given`, when it starts,
+    and whether its kin have degrees (`Graded`)."""
     if method.detector is None:
         return {}
     start = {
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
         for name in ("start_epoch", "update_from")
     }
+    start["degrees"] = inspect.Parameter("degrees", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
     kind = DETECTORS[method.detector]
     settable = _settable(kind)
     usual = kind.usual({name: value for name, value in (given or {}).items() if name in settable})
@@ -115,13 +117,14 @@ def build(
 
 
 def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
-    """The method's detector, wrapped in `StartAt` where `start_epoch` is given."""
+    """The method's detector, wrapped in `Graded` where `degrees` are wanted, and in `StartAt` where `start_epoch` is given."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]
-    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
+    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from", "degrees")}
     make: Callable[..., Detector] = kind
     detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **method.named_arguments, **own})
+    detector = Graded(detector) if arguments.get("degrees") else detector
     start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
     if start is None:
         if update_from is not None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from kinfolk.detectors import StartAt, Teacher
+from kinfolk.detectors import Graded, StartAt, Teacher
 from kinfolk.detectors.base import Detector
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.frameworks.moco import MomentumCopy
@@ -54,5 +54,6 @@ class TaughtBatch(BatchFramework, ABC):
 
 def teacher_of(detector: Detector | None) -> Teacher | None:
     """The teacher among the detectors, also of one that starts late."""
-    inner = detector.detector if isinstance(detector, StartAt) else detector
-    return inner if isinstance(inner, Teacher) else None
+    while isinstance(detector, StartAt | Graded):
+        detector = detector.detector
+    return detector if isinstance(detector, Teacher) else None

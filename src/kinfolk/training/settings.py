@@ -197,8 +197,8 @@ def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Param
     )
 
 
-ANY_DETECTOR = ("start_epoch", "update_from")
-"""Settings of every detector: when it starts."""
+ANY_DETECTOR = ("start_epoch", "update_from", "degrees")
+"""Settings of every detector: when it starts, and whether its kin have degrees."""
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
