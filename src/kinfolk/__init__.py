@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
+    from kinfolk.detectors import Components as Components
     from kinfolk.detectors import GloFND as GloFND
     from kinfolk.detectors import Graded as Graded
     from kinfolk.detectors import Guide as Guide
@@ -40,6 +41,7 @@ _HOME = {
     "BimodalSogCLR": "kinfolk.objectives",
     "CLIPLoss": "kinfolk.objectives",
     "Cave": "kinfolk.detectors",
+    "Components": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
     "FastCLIP": "kinfolk.objectives",
     "GloFND": "kinfolk.detectors",

@@ -195,8 +195,10 @@ class Contrast:
                 own_RC = key_R.unsqueeze(1) == keys_C
                 own_R = own_RC.sum(1)
                 sim_RC.masked_fill_(own_RC, LEFT_OUT)
-            guide_bG = None if pairs.guide is None else pairs.guide[samples]
-            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, num_candidates - own_R, self.compile, guide_bG, pairs.candidate_guide)
+            guide_bG = None if pairs.guide is None else pairs.guide[samples if len(pairs.guide) == len(pairs.ids) else rows]
+            others = num_candidates - own_R
+            seen = self.compile, guide_bG, pairs.candidate_guide, candidates_CD
+            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, others, *seen)
 
 
 class _Gradient:

@@ -52,7 +52,7 @@ class Pairs:
         collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
-        guide, candidate_guide: (B, G) and (C, G), unit norm, without gradient: samples and candidates in the space of another model, such as
+        guide, candidate_guide: (B, G), or (A, G) of each anchor, and (C, G), unit norm, without gradient: samples and candidates in the space of another model, such as
             a teacher or the other modality, for a detector that goes by it.
     """
 
@@ -112,6 +112,7 @@ class Block:
 
     `sim_RC` holds cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples,
     sample-major. `compiles`: whether pure functions of it are to go through `torch.compile`. `guide_bG`, `guide_CG`: see `Pairs.guide`.
+    `candidates_CD`: what `sim_RC` compares the anchors with, where it is known.
     """
 
     sim_RC: Tensor
@@ -122,6 +123,7 @@ class Block:
     compiles: bool = False
     guide_bG: Tensor | None = None
     guide_CG: Tensor | None = None
+    candidates_CD: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:

@@ -36,6 +36,7 @@ DETECTOR_ARGS: dict[str, dict[str, Any]] = {
     "known": {"pairs": torch.stack((torch.arange(NUM_SAMPLES), (torch.arange(NUM_SAMPLES) + 3) % NUM_SAMPLES), 1), "start_epoch": WARMUP},
 }
 DETECTOR_ARGS["guide"] = {"features": torch.eye(NUM_CLASSES)[torch.arange(NUM_SAMPLES) % NUM_CLASSES], "alpha": 0.2, "start_epoch": WARMUP}
+DETECTOR_ARGS["components"] = {"start_epoch": WARMUP}
 DETECTOR_ARGS["teacher"] = {"start_epoch": WARMUP}
 FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "moco": {"queue_size": 20},

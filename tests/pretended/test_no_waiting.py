@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
-from kinfolk.detectors import FNC, IFND, Cave, Detector, GloFND, Guide, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
+from kinfolk.detectors import FNC, IFND, Cave, Components, Detector, GloFND, Guide, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt, Teacher
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SogCLR
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
@@ -49,6 +49,8 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "neighbours": lambda: Neighbours(N, num_clusters=4, num_clusterings=2, num_background=9),
     "hierarchy": lambda: Hierarchy(N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2),
     "known": lambda: Known(N, PAIRS),
+    "components": Components,
+    "teacher, soft": Teacher,
     "guide": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2),
     "guide, soft": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2),
 }

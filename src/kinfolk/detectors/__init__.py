@@ -2,6 +2,7 @@
 
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.cave import Cave
+from kinfolk.detectors.components import Components
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
 from kinfolk.detectors.graded import Graded
@@ -27,6 +28,7 @@ DETECTORS: dict[str, type[Detector]] = {
     "known": Known,
     "guide": Guide,
     "teacher": Teacher,
+    "components": Components,
 }
 """The names of the method grammar."""
 
@@ -35,6 +37,7 @@ __all__ = [
     "FNC",
     "IFND",
     "Cave",
+    "Components",
     "Detector",
     "Found",
     "GloFND",

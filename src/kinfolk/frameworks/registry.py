@@ -19,7 +19,7 @@ from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
 from kinfolk.objectives.debiased import USUAL_ESTIMATE, Estimate
 
-_GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "detector", "action"}
+_GIVEN = {"self", "encoder", "head", "text_encoder", "text_head", "second_head", "num_samples", "labels", "detector", "action"}
 """What the training hands over; everything else in a signature is the user's to set."""
 
 
@@ -54,11 +54,12 @@ class Method:
 @dataclass(frozen=True)
 class Context:
     """What a method is told of the data: the number of training samples and, where there are any, their (N,) labels; and the text tower
-    with its head, where samples have texts."""
+    with its head, where samples have texts; and the head on which kin are attracted, where there is a second one."""
 
     num_samples: int
     labels: Tensor | None = None
     text: tuple[nn.Module, nn.Module] | None = None
+    second_head: nn.Module | None = None
 
 
 def parse(name: str) -> Method:
@@ -163,6 +164,11 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
     if "labels" in wanted:
         given["labels"] = context.labels
+    if "second_head" in wanted:
+        given["second_head"] = context.second_head
+    elif context.second_head is not None and issubclass(kind, Framework):
+        able = ", ".join(name for name, each in FRAMEWORKS.items() if "second_head" in inspect.signature(each.__init__).parameters)
+        raise UsageError(f"`head.second` (=true) must be false with {method.framework}: a second head is for {able}")
     if "text_encoder" in wanted:
         if context.text is None:
             raise UsageError(f"{method} needs a text tower: `Context.text` must be given")

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from kinfolk.detectors import Graded, StartAt, Teacher
+from kinfolk.detectors import StartAt, Teacher
 from kinfolk.detectors.base import Detector
+from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.objectives import Objective
@@ -54,6 +55,6 @@ class TaughtBatch(BatchFramework, ABC):
 
 def teacher_of(detector: Detector | None) -> Teacher | None:
     """The teacher among the detectors, also of one that starts late."""
-    while isinstance(detector, StartAt | Graded):
+    while isinstance(detector, StartAt | Wrapped):
         detector = detector.detector
     return detector if isinstance(detector, Teacher) else None

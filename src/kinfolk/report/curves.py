@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, Detector, GloFND, Graded, Ring, StartAt
+from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
+from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.detectors.quantile import batch_quantile
 from kinfolk.seeding import generator
 
@@ -109,7 +110,7 @@ class Bound:
 def bounds_of(compared: Compared) -> list[Bound]:
     """The bounds that the detector goes by; empty for one without any."""
     detector: Detector | None = compared.detector
-    while isinstance(detector, StartAt | Graded):
+    while isinstance(detector, StartAt | Wrapped):
         detector = detector.detector
     if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
         return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]

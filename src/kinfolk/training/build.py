@@ -224,10 +224,11 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
         encoder, head = networks(config, FRAMEWORKS[method.framework].channels)
+        second = _head(config, encoder.output_size) if config.head.second else None  # type: ignore[arg-type]
         text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
             begin(config, encoder, head, text)
-        framework = build(method, encoder, head, Context(data.num_train, labels, text), framework_args, detector_args)
+        framework = build(method, encoder, head, Context(data.num_train, labels, text, second), framework_args, detector_args)
     except KinfolkError:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
@@ -240,21 +241,25 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
 
 def networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
     """Encoder and head; one of each for every part of the channels, joined, where there are several."""
-    model, head = config.model, config.head
+    model = config.model
     assert model.stem is not None, "fitted to the data"
     encoders, heads = [], []
     for number in channels:
         encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained, in_channels=number)
         size: int = encoder.output_size
         encoders.append(encoder)
-        heads.append(
-            nn.Identity()
-            if head.layers == 0
-            else projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size"}))
-        )
+        heads.append(_head(config, size))
     if len(channels) == 1:
         return encoders[0], heads[0]
     return SplitEncoder(encoders, channels), SplitHead(heads, [encoder.output_size for encoder in encoders])
+
+
+def _head(config: TrainConfig, size: int) -> nn.Module:
+    """The projection of features of this size."""
+    head = config.head
+    if head.layers == 0:
+        return nn.Identity()
+    return projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size", "second"}))
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:

@@ -179,6 +179,7 @@ class HeadConfig(Section):
     out_size: int = Field(default=128, ge=1)
     layers: int = Field(default=2, ge=0, description="0: none, the encoder's output is contrasted")
     norm: bool = True
+    second: bool = Field(default=False, description="whether kin are attracted on a head of their own, of the same size")
     last_norm: bool = False
     last_affine: bool = Field(
         default=True, description="whether that last norm has weight and bias; without, no direction is common to all"
