@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
     from kinfolk.objectives import RelativeContrast as RelativeContrast
+    from kinfolk.objectives import SigLIPLoss as SigLIPLoss
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
     from kinfolk.stats import Stats as Stats
@@ -57,6 +58,7 @@ _HOME = {
     "Pairs": "kinfolk.pairs",
     "RelativeContrast": "kinfolk.objectives",
     "Ring": "kinfolk.detectors",
+    "SigLIPLoss": "kinfolk.objectives",
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",

@@ -48,6 +48,7 @@ FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "nnclr": {"queue_size": 20, "predictor_size": 8},
     "rcl": {"queue_size": 20, "predictor_size": 8, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
     "spcl": {"num_clusters": (3,), "warmup_epochs": WARMUP},
+    "siglip": {"bias": -2.0, "temperature": 1.0},
 }
 """What each needs for 36 samples; a queue that the batch does not divide."""
 METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]

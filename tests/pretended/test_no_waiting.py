@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import FNC, IFND, Cave, Components, Detector, GloFND, Guide, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt, Teacher
-from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SogCLR
+from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
@@ -25,6 +25,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "local": lambda **given: LocalAggregation(temperature=0.3, **given),
     "relative": lambda **given: RelativeContrast(temperature=0.3, **given),
     "sogclr": lambda **given: SogCLR(num_samples=N, temperature=0.3, **given),
+    "siglip": lambda **given: SigLIPLoss(temperature=0.3, bias=-2.0, **given),
     "clip": lambda **given: CLIPLoss(temperature=0.3, **given),
     "bimodal": lambda **given: BimodalSogCLR(num_samples=N, temperature=0.3, **given),
     "fastclip": lambda **given: FastCLIP(num_samples=N, temperature=0.3, **given),

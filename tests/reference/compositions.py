@@ -61,6 +61,7 @@ OF_FRAMEWORK: dict[str, dict[str, Any]] = {
     "nnclr": {"queue_size": 17, "momentum": 0.5},
     "rcl": {"queue_size": 17, "momentum": 0.5, "warmup_epochs": 1, "radii": [0.5, 0.9], "min_samples": 2, "num_keys": 2},
     "spcl": {"num_clusters": (4,), "reinitialise": ()},
+    "siglip": {"bias": -1.0},
 }
 DETECTED = {**{name: {} for name in DETECTORS}, **OF_DETECTOR}
 RANKED = ("moco", "ir", "simclr", "sogclr", "clip", "fastclip", "rcl", "la")
