@@ -92,6 +92,6 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
         made(None)
     with pytest.raises(ValueError, match=r"must be false with Teacher"):
         made(Teacher())
-    context = Context(N, None, None, nn.Linear(8, 4))
+    context = Context(N, second_head=nn.Linear(8, 4))
     with pytest.raises(UsageError, match=r"`head.second` \(=true\) must be false with sogclr: a second head is for simclr"):
         build(parse("sogclr+components"), nn.Flatten(), nn.Linear(12, 4), context)

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import FNC, Detector, GloFND, Guide, Oracle
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, SigLIPLoss
+from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -126,7 +126,7 @@ NAMES += ["clip/guide", "siglip/guide", "siglip/outside", "clip/everybody", "cli
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)  # type: ignore[no-untyped-call]
+    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

@@ -59,7 +59,8 @@ def graded(roles: Roles, sim_RC: Tensor) -> Roles:
     """The same kin with degrees, where something is known to make them of."""
     kin = roles.kin
     if isinstance(kin, Interval) and kin.lower_R is not None:
-        lower_R1 = kin.lower_R.to(sim_RC.dtype).clamp(-1, 1).unsqueeze(1)
+        lower_b = kin.lower_R.to(sim_RC.dtype).clamp(-1, 1)
+        lower_R1 = lower_b.repeat_interleave(len(sim_RC) // len(lower_b)).unsqueeze(1)  # of rows, or of samples
         width_R1 = (1 - lower_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
         return replace(roles, kin=Mask(kin.mask(sim_RC), ((sim_RC - lower_R1) / width_R1).clamp(0, 1)))
     if isinstance(kin, Keys) and kin.level is None and not kin.apart:

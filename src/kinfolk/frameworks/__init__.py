@@ -1,4 +1,4 @@
-"""Where anchors and candidates come from."""
+"""Frameworks: where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SogCLRCLIP
@@ -31,7 +31,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "fastclip": FastCLIPFramework,
     "siglip": SigLIP,
 }
-"""The names of the method grammar."""
+"""Frameworks by their name in a method."""
 
 __all__ = [
     "CLIP",

@@ -17,7 +17,7 @@ from kinfolk.pairs import integer_ids, two_views
 
 
 class SimCLR(TaughtBatch):
-    """Two views of a batch, every other view a negative, NT-Xent. With the labels' kin attracted it is SupCon.
+    """NT-Xent on two views of a batch, where all views of other samples are negatives. With `Oracle` and "attract" it is SupCon.
 
     Args:
         encoder, head: see `Framework`.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.objectives.base import USUAL, Shared
+from kinfolk.pairs import LEFT_OUT
 
 
 class Estimate(Shared, total=False):
@@ -55,9 +56,9 @@ def debiased(lse_R: Tensor, own_RP: Tensor, weight_R: Tensor, temperature: float
     exp(−1 / t) is the least that a negative can add. Where the maximum is taken there, the derivatives by similarities are 0.
 
     Args:
-        lse_R: log Σ_j w_j exp(s_j / t); −inf without negatives, and then so is the result.
+        lse_R: log Σ_j w_j exp(s_j / t).
         own_RP: similarities of the own positives.
-        weight_R: n = Σ_j w_j.
+        weight_R: n = Σ_j w_j; where it is 0, the result is `LEFT_OUT`.
         prior: τ⁺.
     """
     t = temperature.unsqueeze(1) if isinstance(temperature, Tensor) and temperature.ndim else temperature
@@ -73,7 +74,7 @@ def debiased(lse_R: Tensor, own_RP: Tensor, weight_R: Tensor, temperature: float
     by_own_R = torch.where(held_R, 0.0, -share_R / kept_R)
     d_own_RP = by_own_R.unsqueeze(1) * logit_RP.softmax(1) / t
     return Debiased(
-        lse_R=torch.where(bare_R, -torch.inf, torch.where(low_R, least_R, free_R)),
+        lse_R=torch.where(bare_R, LEFT_OUT, torch.where(low_R, least_R, free_R)),
         d_lse_R=torch.where(held_R, 0.0, 1 / kept_R),
         d_own_RP=d_own_RP,
         d_temperature_R=torch.where(low_R & ~bare_R, 1 / temperature**2, -(d_own_RP * own_RP).sum(1) / temperature),

@@ -11,9 +11,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
+from kinfolk.kinship import EMPTY
 from kinfolk.objectives.base import Objective, Shared, pulls
 from kinfolk.objectives.debiased import checked_estimate, debiased
 
@@ -66,26 +69,34 @@ class NTXent(Objective):
         if rescale_kept and (self.prior or self.hardness):
             raise ValueError("`rescale_kept` (=True) must be False with `prior` or `hardness`: they estimate the sum over negatives themselves")
 
+    @property
+    def reads_weight(self) -> bool:  # type: ignore[override]
+        return self.rescale_kept or bool(self.prior or self.hardness)
+
     def terms(self, rows: Rows) -> Terms:
-        t = rows.temperature
-        logit_RP = rows.own_RP / t
-        pull = pulls(rows, self.own_weight)
-        mean_R = pull.sum_R / t
-        log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
-        lse_R = rows.lse_R
-        if self.rescale_kept:  # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
+        t, lse_R = rows.temperature, rows.lse_R
+        if self.rescale_kept and rows.flagged_R is not None and rows.weight_R is not None:
+            # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
             lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
-        unbiased = debiased(lse_R, rows.own_RP, rows.weight_R, t, self.prior) if self.prior else None
-        lse_R = lse_R if unbiased is None else unbiased.lse_R
-        log_all_R = torch.logaddexp(log_own_R, lse_R)
-        push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
-        if not self.positive_in_denominator:  # a row without negatives has only its positives left
-            log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)
+        if rows.own_RP.shape[1] == 1 and rows.kin_sum_R is None and self.positive_in_denominator and not self.prior:
+            return _of_one_positive(rows, lse_R)
+        logit_RP = rows.own_RP / t
+        pull, unbiased = pulls(rows, self.own_weight), None
+        mean_R, empty_R = pull.sum_R / t, lse_R < EMPTY
+        if self.prior:
+            assert rows.weight_R is not None
+            unbiased = debiased(lse_R, rows.own_RP, rows.weight_R, t, self.prior)
+            lse_R = unbiased.lse_R
+        if self.positive_in_denominator:
+            log_all_R = torch.logaddexp(logit_RP.logsumexp(1), lse_R)
+            push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t
+        else:  # a row without negatives has only its positives left
+            log_all_R, push_RP = lse_R.masked_fill(empty_R, 0.0), torch.zeros_like(logit_RP)
         d_lse_R = torch.exp(lse_R - log_all_R)
-        d_temperature_R = (mean_R - (push_RP * rows.own_RP).sum(1)) / t
+        d_temperature_R = (mean_R - (push_RP * rows.own_RP).sum(1)) / t if rows.learned else None
         if unbiased is not None:
             push_RP = push_RP + d_lse_R.unsqueeze(1) * unbiased.d_own_RP
-            d_temperature_R = d_temperature_R + d_lse_R * unbiased.d_temperature_R
+            d_temperature_R = None if d_temperature_R is None else d_temperature_R + d_lse_R * unbiased.d_temperature_R
             d_lse_R = d_lse_R * unbiased.d_lse_R
         return Terms(
             loss_R=log_all_R - mean_R,
@@ -98,3 +109,17 @@ class NTXent(Objective):
     def __repr__(self) -> str:
         usual: dict[str, Any] = {"positive_in_denominator": True, "rescale_kept": False, "prior": 0.0, "hardness": 0.0}
         return self._call(**{name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value})
+
+
+def _of_one_positive(rows: Rows, lse_R: Tensor) -> Terms:
+    """log(exp(s⁺/t) + exp(lse)) − s⁺/t as a function of lse − s⁺/t: its derivative is the share of the negatives."""
+    t, own_R = rows.temperature, rows.own_RP.squeeze(1)
+    apart_R = lse_R - own_R / t if isinstance(t, Tensor) else torch.sub(lse_R, own_R, alpha=1 / t)
+    push_R = torch.sigmoid(apart_R)
+    d_own_R = push_R / -t
+    return Terms(
+        loss_R=F.softplus(apart_R, threshold=60),
+        d_lse_R=push_R,
+        d_own_RP=d_own_R.unsqueeze(1),
+        d_temperature_R=d_own_R * own_R / -t if rows.learned else None,
+    )

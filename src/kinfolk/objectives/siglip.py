@@ -22,7 +22,7 @@ from kinfolk.objectives.base import Objective, Shared, call, unit
 from kinfolk.objectives.bimodal import known
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.pairs import LEFT_OUT, Block, Pairs, require_integers
-from kinfolk.stats import Labels, Stats, alike_similarity, count, summed
+from kinfolk.stats import Labels, Stats, count, summed
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
 
@@ -95,8 +95,8 @@ class SigLIPLoss(Objective):
         guide = texts.detach() if self.detector is not None and self.detector.reads == "modality" else None
         pairs = Pairs(images, texts, texts.unsqueeze(1), ids, ids, groups=keys, candidate_groups=keys, unit=True, local_candidates=True)
         pairs = pairs if guide is None else Pairs(**{**vars(pairs), "guide": guide, "candidate_guide": guide})
-        joined, sizes = self._joined(pairs)
-        work = _Work(self, joined, sizes)
+        joined, sizes, all_ids = self._joined(pairs)
+        work = _Work(self, joined, sizes, all_ids)
         with torch.autocast(device.type, enabled=False):
             temperature, bias = self.learned().to(images.dtype), distributed.averaged(self.bias).to(images.dtype)
             loss: Tensor = _Sigmoid.apply(joined.anchors, joined.candidates, temperature, bias, work)  # type: ignore[no-untyped-call]
@@ -120,8 +120,8 @@ class SigLIPLoss(Objective):
 class _Work:
     """One evaluation of the loss: gradient and counts block by block, with what `Objective.finish` asks of a contrast."""
 
-    def __init__(self, objective: SigLIPLoss, pairs: Pairs, sizes: list[int] | None) -> None:
-        self.objective, self.pairs, self.sizes = objective, pairs, sizes
+    def __init__(self, objective: SigLIPLoss, pairs: Pairs, sizes: list[int] | None, all_ids: Tensor | None) -> None:
+        self.objective, self.pairs, self.sizes, self.all_ids = objective, pairs, sizes, all_ids
         self.found: list[Mapping[str, Tensor]] = []
         self.updates: list[list[Mapping[str, Tensor]]] = []
         self.stats: partial[Stats]
@@ -134,7 +134,7 @@ class _Work:
         number = len(anchors_AD) if self.sizes is None else sum(self.sizes)
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, objective.block_rows or limit // max(1, len(candidates_CD)))
-        labels = None if objective.labels is None else Labels(objective.labels.to(anchors_AD.device), objective.num_classes)
+        labels = None if objective.labels is None else Labels(objective.labels.to(anchors_AD.device), objective.labelled)
         total, by_anchor, counts = anchors_AD.new_zeros(()), list[Tensor](), list[Any]()
         by_candidate, by_t, by_b = torch.zeros_like(candidates_CD), anchors_AD.new_zeros(()), anchors_AD.new_zeros(())
         for start in range(0, len(anchors_AD), step):
@@ -142,7 +142,7 @@ class _Work:
             sim_RC = anchors_AD[rows] @ candidates_CD.T
             own_RC = pairs.groups[rows].unsqueeze(1) == pairs.candidate_groups
             guide = None if pairs.guide is None else pairs.guide[rows]
-            seen_RC, others_R = sim_RC.masked_fill(own_RC, LEFT_OUT), len(candidates_CD) - own_RC.sum(1)
+            seen_RC, others_R = sim_RC.masked_fill(own_RC, LEFT_OUT), len(candidates_CD) - own_RC.sum(1, dtype=sim_RC.dtype)
             block = Block(
                 seen_RC, pairs.ids[rows], pairs.candidate_ids, 1, others_R, objective.compiles, guide, pairs.candidate_guide, candidates_CD
             )
@@ -156,15 +156,14 @@ class _Work:
                 d_logit_RC += weight_RC * (torch.sigmoid(logit_RC) - target_RC) / (number * len(levels))
                 flagged_R = torch.zeros_like(sim_RC[:, 0]) if kin_RC is None else kin_RC.sum(1)
                 alike = None if labels is None else labels.alike(block)
-                counts.append((others_R, flagged_R) if alike is None else count(others_R, flagged_R, kin_RC, alike, 1))
+                counts.append(partial(torch.Tensor.detach, count(others_R, flagged_R, kin_RC, alike)))
             by_anchor.append(d_logit_RC @ candidates_CD / t)
             by_candidate.addmm_(d_logit_RC.T, anchors_AD[rows] / t)
             by_t, by_b = by_t - (d_logit_RC * sim_RC).sum() / t**2, by_b + d_logit_RC.sum()
             self.found.append({} if found is None else found.update)
             self.updates.append([{}])
         own_A1 = (anchors_AD * pairs.positives.detach().squeeze(1)).sum(1, keepdim=True)
-        similar = None if labels is None else alike_similarity(anchors_AD, candidates_CD, pairs, labels)
-        self.stats = partial(summed, counts, own_A1, similar)
+        self.stats = partial(summed, counts, own_A1)
         return total, (torch.cat(by_anchor), by_candidate, by_t, by_b)
 
     def _judged(self, sim_RC: Tensor, own_RC: Tensor, roles: Roles) -> tuple[Tensor | None, Tensor, Tensor]:
