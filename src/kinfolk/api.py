@@ -62,6 +62,6 @@ def train(
         overwrite=overwrite,
         progress=progress,
     )
-    if report and run.rank == 0:
+    if report and run.rank == 0 and not run.unchanged:
         write_report(run.path, progress=progress)
     return run

@@ -12,7 +12,7 @@ from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
 from kinfolk.report import write_report
 from kinfolk.report.gallery import Query, Result, Shown, draw_retrieval, render
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.load_run import flagged_candidates, open_run
+from kinfolk.training.load_run import flagged_candidates, load_framework, open_run
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.pairs_of import SMALL, write_pairs

@@ -22,7 +22,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.training import checkpoint as keeper
 from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.load_run import open_run, load_framework
+from kinfolk.training.load_run import load_framework, open_run
 from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.progress import ProgressBar
 from kinfolk.training.run_folder import Run

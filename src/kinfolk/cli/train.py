@@ -124,7 +124,7 @@ def train(
         overwrite=overwrite,
         report=not no_report,
     )
-    if run.rank == 0 and not no_report:
+    if run.rank == 0 and not no_report and not run.unchanged:
         from kinfolk.cli.options import screen
 
         screen().print(f"Report: {run.path / 'report.html'}", markup=False)

@@ -5,6 +5,7 @@ The last part builds what only methods with captions need: tokenizer, text tower
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import warnings
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kinfolk.data.augmentation.presets import augmentations
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import typical_side
@@ -28,11 +30,12 @@ from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, p
 from kinfolk.models.towers import TOWERS, begin_from
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig, parse_settings
+from kinfolk.training.documents import read_yaml
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import build_optimizer, build_scheduler, move_to_own_group, scaled_lr
-from kinfolk.training.recipes import load_recipe
-from kinfolk.training.run_folder import Run
-from kinfolk.training.settings import checked_arguments, with_method, written_arguments
+from kinfolk.training.recipes import load_recipe, recipe_path
+from kinfolk.training.run_folder import Run, num_processes
+from kinfolk.training.settings import checked_arguments, flat, with_method, written_arguments
 
 if TYPE_CHECKING:
     from kinfolk.data.source import Source
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
 """Sides of views in pixels: the smallest and largest automatic choice, and the largest for which the cifar stem is chosen."""
+CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS = 64, 40, 30
+"""The same on a CPU, where resnet10 is chosen together with the cifar stem, and the number of epochs there."""
+FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
+"""With fewer samples the automatic batch is a power of two that gives an epoch at least so many steps, and is at least so large."""
 
 
 def assemble(
@@ -57,7 +64,26 @@ def assemble(
         own = config.method
         config, dropped = with_method(config, given["method"])
         warn_about_dropped_settings(own, config.method, dropped)
-    return resolve(config.with_settings(given))
+    config = config.with_settings(given)
+    if stored is None and recipe is None and "epochs" not in given and resolve_trainer(config.trainer).accelerator == "cpu":
+        config = config.with_settings({"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs))})
+    return resolve(config)
+
+
+def setting_origins(
+    stored: TrainConfig | None,
+    recipe: str | os.PathLike[str] | None,
+    arguments: Mapping[str, Any],
+    settings: Sequence[str] | Mapping[str, Any],
+) -> dict[str, str]:
+    """Where each setting comes from, by key: "given", the recipe or the run. Keys that are not in it have their default."""
+    origins: dict[str, str] = {}
+    if recipe is not None:
+        origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
+    elif stored is not None:
+        origins = dict.fromkeys(flat(stored.model_dump(mode="json")), "the run")
+    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(settings)
+    return origins | dict.fromkeys(flat(given), "given")
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
@@ -82,9 +108,14 @@ def resolve(config: TrainConfig) -> TrainConfig:
     document["views"]["options"] |= _needed_views(config)
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
     resolved = TrainConfig.of(document)
-    if resolved.views.size is not None:
-        build_views(resolved)
+    augmentations(resolved.views.preset, resolved.views.size or LARGEST, _view_overrides(resolved))  # refuses wrong options
     return resolved
+
+
+def _view_overrides(config: TrainConfig) -> dict[str, Any]:
+    """The view options that belong to the augmentations; the others are arguments of `Views`."""
+    own = inspect.signature(Views).parameters
+    return {name: value for name, value in config.views.options.items() if name not in own}
 
 
 def _needed_views(config: TrainConfig) -> Mapping[str, object]:
@@ -107,16 +138,35 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Chooses resolution and stem by the size of the images, where the user has not set them."""
+    """Chooses resolution, encoder and stem by the size of the images and the device, where the user has not set them."""
     document = config.model_dump(mode="json")
+    on_cpu = config.trainer.accelerator == "cpu"
     side = typical_side(source) or LARGEST
-    size = config.views.size or min(max(side, SMALLEST), LARGEST)
+    size = config.views.size or min(max(side, SMALLEST), CPU_LARGEST if on_cpu else LARGEST)
+    small = size <= (CPU_CIFAR_STEM if on_cpu else CIFAR_STEM)
     document["views"]["size"] = size
-    document["model"]["stem"] = config.model.stem or ("cifar" if size <= CIFAR_STEM else "imagenet")
+    if config.model.name == "auto":
+        document["model"]["name"] = "resnet10" if small and on_cpu else "resnet18"
+    document["model"]["stem"] = config.model.stem or ("cifar" if small else "imagenet")
     document["data"]["image_size"] = config.data.image_size or min(math.ceil(size * 8 / 7), side)
-    fitted = TrainConfig.of(document)
-    build_views(fitted)
-    return fitted
+    return TrainConfig.of(document)
+
+
+def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
+    """Reduces a batch that is larger than the data. Without a `chosen` size, small data sets get a batch with several steps per epoch."""
+    processes, size = num_processes(config), config.batch_size
+    if not chosen and num_train < FEW_SAMPLES:
+        size = min(size, max(SMALLEST_BATCH, 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))))
+    size = min(size, num_train // processes * processes)
+    if size == config.batch_size or size < 2:  # one sample per process is refused by the loader
+        return config
+    if chosen:
+        warnings.warn(
+            f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training samples; {size} is used",
+            KinfolkWarning,
+            stacklevel=2,
+        )
+    return config.model_copy(update={"batch_size": size})
 
 
 def build_views(config: TrainConfig) -> Views:
