@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cnce": {"cli", "seeding"},
     "evaluation": {"embedding", "frameworks", "detectors", "kinship", "pairs", "data", "models", "stats", "clustering", "distributed", "lars"},
     "training": {
+        "plugins",
         "lars",
         "embedding",
         "evaluation",
@@ -65,7 +66,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": {"embedding", "report", "training", "data"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
-    "api": {"training", "report"},
+    "plugins": {"detectors", "detectors.base", "frameworks"},
+    "api": {"training", "report", "evaluation", "embedding", "data", "detectors.base"},
     "cli": {"api", "cnce", "embedding", "auditing", "comparing", "exporting", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
 }
 NOT_OF_THE_PACKAGE = {

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from kinfolk.errors import KinfolkWarning
-from kinfolk.training import progress
 from kinfolk.training.build import assemble, fit_batch, fit_to_data, setting_origins
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.progress import ProgressBar, describe
@@ -107,7 +106,7 @@ def test_the_bar_fits_80_columns() -> None:
     bar.on_train_start(trainer, None)  # type: ignore[arg-type]
     assert bar._bar is not None
     text = {"metrics": describe(row, speed=False), "left": "11 h 03 min left"}
-    bar._bar.update(bar._task, description="epoch 100/100", figures=text["metrics"], left=text["left"])
+    bar._bar.update(bar._task, completed=250_000, description="epoch 100/100", figures=text["metrics"], left=text["left"])
     bar.on_train_end(trainer, None)  # type: ignore[arg-type]
     line = [line for line in screen.getvalue().splitlines() if "left" in line][-1]
     assert "11 h 03 min left" in line
@@ -116,9 +115,7 @@ def test_the_bar_fits_80_columns() -> None:
     assert len(line.split("\x1b[2K")[-1]) <= 80
 
 
-def test_the_whole_time_is_estimated_after_a_few_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: float(next(clock)))
+def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
     bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
     counter = SimpleNamespace(completed=4)
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter)))

@@ -37,7 +37,9 @@ def train(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Start from a recipe: a name, or a YAML file; with --method, at its settings.", rich_help_panel=LEARNING),
+        typer.Option(
+            "--recipe", "--config", help="Start from a recipe: a name or a YAML file; see `kinfolk recipes`.", rich_help_panel=LEARNING
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=LEARNING)] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.", rich_help_panel=LEARNING)] = None,
@@ -51,6 +53,15 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE", help="Weights to begin from: .safetensors or a state dict.", rich_help_panel=LEARNING, show_default=False
+        ),
+    ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Module or .py file that registers own detectors or frameworks; repeatable.",
+            rich_help_panel=LEARNING,
+            show_default=False,
         ),
     ] = None,
     settings: Annotated[
@@ -100,6 +111,7 @@ def train(
         "model.init": None if init is None else str(init),
         "optimizer.lr": lr,
         "framework.temperature": temperature,
+        "plugins": plugin or None,
         "trainer.devices": int(devices) if devices is not None and devices.isdecimal() else devices,
         "trainer.num_nodes": num_nodes,
         "trainer.strategy": strategy,

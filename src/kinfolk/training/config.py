@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kinfolk.errors import UsageError, did_you_mean
+from kinfolk.plugins import load_plugins
 from kinfolk.training.documents import parse_yaml, read_yaml
 
 
@@ -65,9 +66,7 @@ class ModelConfig(Section):
     """The encoder."""
 
     name: str = Field(default="auto", description="auto: resnet18, or resnet10 for small images on a CPU")
-    stem: Literal["cifar", "imagenet"] | None = Field(
-        default=None, description="None: cifar up to 64 pixels, on a CPU up to 40"
-    )
+    stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar up to 64 pixels, on a CPU up to 40")
     width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the usual number")
     pretrained: bool = False
     init: str | None = Field(default=None, description="file of initial weights: .safetensors or a state dict")
@@ -183,6 +182,14 @@ class SnapshotConfig(Section):
     samples: int = Field(default=1000, ge=1, description="samples per snapshot")
 
 
+class PythonConfig(Section):
+    """Objects that were passed to `kf.train` instead of a name, by their class."""
+
+    model: str | None = None
+    detector: str | None = None
+    action: Literal["eliminate", "attract", "reweight"] | None = Field(default=None, description="action of that detector")
+
+
 class TrainConfig(Section):
     """All settings of a training.
 
@@ -208,6 +215,13 @@ class TrainConfig(Section):
     knn: KnnConfig = KnnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     snapshots: SnapshotConfig = SnapshotConfig()
+    plugins: tuple[str, ...] = Field(default=(), description="modules or .py files that register own detectors and frameworks")
+    python: PythonConfig = PythonConfig()
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _one_plugin(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
@@ -221,8 +235,10 @@ class TrainConfig(Section):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
-        """Reads a YAML file, such as the config.yaml of a run."""
-        return cls.of(read_yaml(Path(path)), str(path))
+        """Reads a YAML file, such as the config.yaml of a run, and imports its plugins."""
+        config = cls.of(read_yaml(Path(path)), str(path))
+        load_plugins(config.plugins)
+        return config
 
     def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
         """A copy with `section.key` set to a value: `["detector.alpha=0.02"]` (values are YAML) or `{"detector.alpha": 0.02}`."""

@@ -38,6 +38,7 @@ WITHOUT_EFFECT = (
     "trainer.compile_encoder",
     "trainer.cudnn_benchmark",
     "trainer.timeout_minutes",
+    "plugins",
 )
 """Settings that do not change the result. The data may have been moved: the samples themselves are compared. `knn` is among them unless the
 detector uses the accuracy."""
@@ -58,6 +59,7 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
     settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
     by_accuracy = "knn" in map(str, flat(config.detector).values())
     free = [name for name in CHANGEABLE if not (name == "knn" and by_accuracy)]
+    settings = {key: value for key, value in settings.items() if value is not None or not key.startswith("python.")}
     kept = {key: value for key, value in settings.items() if not any(key == name or key.startswith(f"{name}.") for name in free)}
     return {key: _content(value) if key in FILES else value for key, value in kept.items()}
 
@@ -227,10 +229,13 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
     on_cpu = trainer.accelerator == "cpu"
     lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
     width = "" if model.width is None else f", width {model.width}"
+    encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
+    by_model = "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
     by_device = "fits a CPU" if on_cpu else "default"
     rows = [
         ("method", config.method, origins.get("method", "default")),
-        ("encoder", f"{model.name}{width}, {model.stem} stem", origins.get("model.name", f"fits views of {config.views.size} pixels")),
+        *([("detector", config.python.detector, "passed from Python")] if config.python.detector is not None else []),
+        ("encoder", encoder, origins.get("model.name", by_model)),
         ("view size", f"{config.views.size} pixels", origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU"))),
         ("batch size", f"{config.batch_size}", origins.get("batch_size", f"fits {num_train:,} samples")),
         ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),

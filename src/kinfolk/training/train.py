@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import hand_over, take_over
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
+from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, UsageError, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import (
+    NO_PARTS,
+    Parts,
     assemble,
     build_framework,
     build_optimizers,
@@ -86,6 +90,11 @@ def train(
     batch_size: int | None = None,
     seed: int | None = None,
     recipe: str | os.PathLike[str] | None = None,
+    model: str | nn.Module | None = None,
+    detector: Detector | None = None,
+    action: str | None = None,
+    lr: float | None = None,
+    image_size: int | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -105,7 +114,16 @@ def train(
     if resume and stored is None and data is None and recipe is None:
         raise UsageError(explain_missing_config(run))
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
-    named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+    if detector is not None and not isinstance(detector, Detector):
+        raise UsageError(f"`detector` (={detector!r}) must be a kinfolk.detectors.Detector; name one of the library in `method` instead")
+    if action is not None and detector is None:
+        raise UsageError(
+            f"`action` (={action}) belongs to a `detector` object; without one write it in `method`, as in simclr+fnc:{action}"
+        )
+    parts = Parts(None if isinstance(model, str) else model, detector)
+    named: dict[str, Any] = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+    named |= {"model.name": model if isinstance(model, str) else None, "optimizer.lr": lr, "views.size": image_size}
+    named |= parts.settings(action)
     with collect_warnings() as notes:
         config = with_absolute_paths(assemble(stored, recipe, named, settings))
     origins = setting_origins(stored, recipe, named, settings)
@@ -124,7 +142,7 @@ def train(
         stack.enter_context(kept_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
-            return _fit_as_helper(run, data, config.epochs, resume)
+            return _fit_as_helper(run, data, config.epochs, resume, parts)
         source = open_data(data, config, run)  # the other ranks know by now that rank zero is running
         config = fit_to_data(config, source)
         if stored is not None:
@@ -132,10 +150,10 @@ def train(
                 with collect_warnings():
                     config = fit_batch(config, Samples.read(run.samples).num_train, chosen=True)
             refuse_changes(stored, config)
-        return _run(run, config, source, resume, overwrite, console, notes, origins)
+        return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
 
 
-def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool) -> Run:
+def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
     """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is read again only where the cache of rank
     zero is not visible, as on another machine with a cache folder of its own."""
     wait_for_rank_zero(run.launch)
@@ -146,7 +164,7 @@ def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool) -> Ru
     images = take_over(run.handover)
     if images is None:
         images = read_data(open_data(data, config, run), config, run, several=True, progress=False)
-    return _fit(run, config, images, state, overwrite=False, console=None)
+    return _fit(run, config, images, state, overwrite=False, console=None, parts=parts)
 
 
 def _run(
@@ -158,6 +176,7 @@ def _run(
     console: Console | None,
     notes: Sequence[str],
     origins: Mapping[str, str],
+    parts: Parts,
 ) -> Run:
     """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data and method have been checked."""
     several = num_processes(config) > 1
@@ -176,7 +195,7 @@ def _run(
     source.release()
     with collect_warnings() as reduced:
         config = config if state is not None else fit_batch(config, images.num_train, chosen="batch_size" in origins)
-    return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over, *reduced), origins)
+    return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over, *reduced), origins, parts)
 
 
 def _fit(
@@ -188,6 +207,7 @@ def _fit(
     console: Console | None,
     notes: Sequence[str] = (),
     origins: Mapping[str, str] = MappingProxyType({}),
+    parts: Parts = NO_PARTS,
 ) -> Run:
     """Builds everything and trains, on any rank."""
     several = num_processes(config) > 1
@@ -196,7 +216,7 @@ def _fit(
     check_batch_size(config.batch_size, images.num_train, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with collect_warnings() as build_warnings:
-        framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
+        framework = build_framework(config, images, None if text is None else text.tokenizer, state is not None, parts)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
