@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, compare, data, embed, eval, export, methods, report, train
+from kinfolk.cli import audit, compare, data, embed, eval, export, methods, recipes, report, train
 from kinfolk.cli.options import FLAG, examples
 from kinfolk.cnce import command as cnce
 
@@ -54,4 +54,5 @@ app.command("audit", rich_help_panel=LOOK, epilog=audit.EPILOG)(audit.audit)
 app.command("report", rich_help_panel=LOOK, epilog=report.EPILOG)(report.report)
 app.command("data", rich_help_panel=LOOK, epilog=data.EPILOG)(data.data)
 app.command("methods", rich_help_panel=LOOK, epilog=methods.EPILOG)(methods.methods)
+app.command("recipes", rich_help_panel=LOOK, epilog=recipes.EPILOG)(recipes.recipes)
 app.command("cnce", rich_help_panel=LOOK, epilog=cnce.EPILOG)(cnce.cnce)
