@@ -1,4 +1,4 @@
-"""What a run folder says about itself, read without the model and without the pictures."""
+"""Reads the small files of a run folder: configuration, metrics, results, samples. Needs neither the model nor the images."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_epochs(path: Path) -> list[dict[str, float]]:
-    """A line that is torn, as by a killed run, is left out with a warning."""
+    """Reads the metrics. A line that was cut off, as by a killed run, is skipped with a warning."""
     by_epoch: dict[int, dict[str, float]] = {}
     rows, torn = read_rows(path)
     if torn:

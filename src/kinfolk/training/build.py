@@ -238,7 +238,7 @@ def build_framework(
         text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
-        context = Context(data.num_train, labels, text)
+        context = Context(data.num_train, labels, text, data.samples.keys[: data.num_train])
         framework = build(method, encoder, head, context, framework_args, detector_args, parts.detector)
     except KinfolkError:
         raise

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kinfolk import distributed
+from kinfolk.data.transfer import Transfer
 from kinfolk.errors import KinfolkError
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
@@ -103,8 +104,14 @@ class TrainingModule(pl.LightningModule):
 
     def train_dataloader(self) -> BatchLoader:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        self.loader = BatchLoader(self.data, self.batch_size, self.seed, rank, world_size, self.framework.batches, self.text)
+        device = self.trainer.strategy.root_device
+        transfer = Transfer(device, None if device.type == "cpu" else self._with_views)
+        self.loader = BatchLoader(self.data, self.batch_size, self.seed, rank, world_size, self.framework.batches, self.text, transfer)
         return self.loader
+
+    def _with_views(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """On an accelerator the loader makes the views of the next batch during the current step."""
+        return batch | {"views": self.make_views(batch)}
 
     def configure_optimizers(self) -> Any:
         return self.optimizer_factory(self.framework, self.data.num_train // self.batch_size)
@@ -123,8 +130,9 @@ class TrainingModule(pl.LightningModule):
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         share = self.batch_size // distributed.world_size()  # not the rows: all ranks need equally many chunks for SyncBatchNorm
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
-        with in_chunks(encoders_of(self.framework), chunks):
-            loss: Tensor = self.framework(self.make_views(batch), batch["ids"], **texts)
+        equal = getattr(self.data, "stream", None) is None  # a rank that streams data may lose an image that cannot be read
+        with in_chunks(encoders_of(self.framework), chunks), distributed.equal_batches(equal):
+            loss: Tensor = self.framework(batch["views"] if "views" in batch else self.make_views(batch), batch["ids"], **texts)
         self.last_batch = batch["epoch"], batch["step"], batch["ids"]
         self._check_loss(loss)
         return loss

@@ -75,7 +75,7 @@ class Refresh(pl.Callback):
         start = time.perf_counter()
         framework.refresh(self._features(module), epoch / self.epochs)
         for optimizer in trainer.optimizers:
-            for parameter in framework.renewed:
+            for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
         self.seconds = time.perf_counter() - start
 
