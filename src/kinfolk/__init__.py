@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kinfolk.plugins import register_detector as register_detector
     from kinfolk.plugins import register_framework as register_framework
     from kinfolk.stats import Stats as Stats
+    from kinfolk.sweeping import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ _MODULE_OF = {
     "load": "kinfolk.api",
     "register_detector": "kinfolk.plugins",
     "register_framework": "kinfolk.plugins",
+    "sweep": "kinfolk.sweeping",
     "train": "kinfolk.api",
 }
 

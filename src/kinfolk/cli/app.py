@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, compare, data, embed, eval, export, methods, recipes, report, train
+from kinfolk.cli import audit, compare, data, embed, eval, export, methods, recipes, report, sweep, train
 from kinfolk.cli.options import FLAG, examples
 from kinfolk.cnce import command as cnce
 
@@ -46,6 +46,7 @@ def _root(
 
 TRAIN, INSPECT = "Train and use", "Inspect"
 app.command("train", rich_help_panel=TRAIN, epilog=train.EPILOG)(train.train)
+app.command("sweep", rich_help_panel=TRAIN, epilog=sweep.EPILOG)(sweep.sweep)
 app.command("eval", rich_help_panel=TRAIN, epilog=eval.EPILOG)(eval.evaluate)
 app.command("embed", rich_help_panel=TRAIN, epilog=embed.EPILOG)(embed.embed)
 app.command("export", rich_help_panel=TRAIN, epilog=export.EPILOG)(export.export)
