@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "lars",
     },
     "training": {
+        "plugins",
         "lars",
         "embedding",
         "evaluation",
@@ -77,9 +78,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": {"embedding", "report", "training", "data", "models"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
-    "api": {"training", "report"},
+    "sweeping": {"api", "comparing", "data", "evaluation", "training"},
+    "plugins": {"detectors", "detectors.base", "frameworks"},
+    "api": {"training", "report", "evaluation", "embedding", "data", "detectors.base"},
     "cli": {
         "api",
+        "sweeping",
         "cnce",
         "embedding",
         "auditing",

@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, KinfolkWarning
 from kinfolk.files import DamagedFileError, check_safetensors, first_line, write_safetensors, write_text
 from kinfolk.models.build import Adapted, build_encoder
 from kinfolk.models.heads import SplitEncoder
@@ -80,7 +81,17 @@ def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise KinfolkError(f"{file} describes an encoder this version can't build: {first_line(error)}.") from error
     load_state(encoder, read_state(file), source=str(file))
-    return encoder.eval(), _meta(description)
+    meta = _meta(description)
+    _warn_if_unfinished(meta, file)
+    return encoder.eval(), meta
+
+
+def _warn_if_unfinished(meta: Mapping[str, Any], file: Path) -> None:
+    """Warns if the encoder was exported before the last epoch, with the epoch."""
+    epoch, epochs = meta.get("epoch"), meta.get("epochs")
+    if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
+        message = f"the training was interrupted: {file} is the encoder after epoch {epoch} of {epochs} (step {meta.get('step')})"
+        warnings.warn(message, KinfolkWarning, stacklevel=3)
 
 
 def meta_of(file: Path) -> dict[str, Any]:
