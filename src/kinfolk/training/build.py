@@ -223,7 +223,8 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
         text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
             begin(config, encoder, head, text)
-        framework = build(method, encoder, head, Context(data.num_train, labels, text, data.samples.keys[: data.num_train]), framework_args, detector_args)
+        framework = build(method, encoder, head, Context(data.num_train, labels, text, data.samples.keys[: data.num_train]),
+        framework_args, detector_args)
     except KinfolkError:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
