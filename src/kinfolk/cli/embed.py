@@ -29,7 +29,7 @@ EPILOG = examples(
 def embed(
     run: RunFolder,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write, .npy; the samples go beside it as .parquet.", show_default=False)
+        Path, typer.Option("--out", "-o", help="File to write: .npy with a .parquet of the samples beside it, or .csv.", show_default=False)
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
@@ -47,15 +47,16 @@ def embed(
 ) -> None:
     """Write the encoder's features of every sample: float32, one row each.
 
-    Row i of the array belongs to row i of the Parquet file, which holds id, key, split and label.
+    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label. A .csv file has all of it in one table.
     With --views, row i of every file is another augmented view of the same sample, as the training makes them.
     """
-    if out.suffix != ".npy":
-        raise UsageError(f"--out (={out}) must end in .npy; the samples are written beside it as .parquet")
+    if out.suffix not in (".npy", ".csv"):
+        raise UsageError(f"--out (={out}) must end in .npy, with the samples beside it as .parquet, or in .csv")
     table = out.with_suffix(".parquet")
-    files = [out] if views is None else [out.with_name(f"{out.stem}-{number}.npy") for number in range(1, views + 1)]
-    if not overwrite and (existing := [path for path in (*files, table) if path.exists()]):
-        raise UsageError(f"{existing[0]} exists; give another --out, or --overwrite to replace it")
+    files = [out] if views is None else [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, views + 1)]
+    written = files if out.suffix == ".csv" else [*files, table]
+    if not overwrite and (existing := [path for path in written if path.exists()]):
+        raise UsageError(f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite")
     from kinfolk.cli.options import screen, tell_refused
     from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run, restore
@@ -70,9 +71,10 @@ def embed(
     out.parent.mkdir(parents=True, exist_ok=True)
     for version, path in enumerate(files):
         features = _features(opened, images, framework, None if views is None else version, seed)
-        _write(path, features)
-    images.samples.to_parquet(table)
-    named = ", ".join(str(path) for path in (*files, table))
+        _write(path, features, images)
+    if out.suffix == ".npy":
+        images.samples.to_parquet(table)
+    named = ", ".join(str(path) for path in written)
     screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {named}", markup=False)
 
 
@@ -91,10 +93,21 @@ def _features(opened: OpenedRun, images: ImageData, framework: Framework | None,
     return np.asarray(embed_all(framework, images, views, device=device, progress=True, projected=True).numpy(), dtype=np.float32)
 
 
-def _write(path: Path, features: NDArray[np.float32]) -> None:
-    """Whole or not at all."""
+def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None:
+    """Writes the features atomically; a .csv file has the columns key, split, label and f0, f1, …"""
     import numpy as np
 
-    from kinfolk.files import write_atomically
+    from kinfolk.files import write_atomically, write_by_name
 
+    if path.suffix == ".csv":
+        import pyarrow as pa
+        import pyarrow.csv as pc
+
+        samples = images.samples
+        labels = [None] * len(samples) if samples.labels is None else [None if label < 0 else int(label) for label in samples.labels]
+        named = [None if label is None else samples.classes[label] if samples.classes else str(label) for label in labels]
+        columns = {"key": pa.array([str(key) for key in samples.keys]), "split": pa.array(list(samples.splits))}
+        columns |= {"label": pa.array(named, pa.string())} | {f"f{at}": pa.array(column) for at, column in enumerate(features.T)}
+        write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
+        return
     write_atomically(path, lambda file: np.save(file, features))

@@ -63,7 +63,9 @@ def _gain_panel(comparison: Comparison) -> list[Panel]:
         return []
     halves = [_half(record, f"{key}_gain_low", f"{key}_gain_high") for record in compared]
     drawn = _points([record["method"] for record in compared], [record[f"{key}_gain"] for record in compared], halves, "points")
-    drawn["layout"]["shapes"] = [{"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}]
+    drawn["layout"]["shapes"] = [
+        {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot", "color": "#888888"}}
+    ]
     note = "difference to the base with its 95% confidence interval; an interval that contains 0 is not significant"
     return [Panel("gain", f"Gain of {key}", note, " ".join(comparison.sentences()), drawn)]
 

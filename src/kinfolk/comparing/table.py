@@ -220,7 +220,7 @@ def sentence(record: Mapping[str, Any], key: str) -> str:
         few = "no seed in common" if not pairs else "one seed in common" if pairs == 1 else "no variation between seeds"
         return f"{text}; {few}, so there is no test."
     low, high = record[f"{key}_gain_low"], record[f"{key}_gain_high"]
-    found = f"95% interval {low:+.{digits}f} to {high:+.{digits}f}, n = {pairs} seeds, p = {p:.3f}"
+    found = f"95% interval {low:+.{digits}f} to {high:+.{digits}f}, n = {pairs} seeds, {'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'}"
     verdict = record[f"{key}_verdict"]
     ending = "not significant, so it may be noise" if verdict == "not significant" else f"significantly {verdict}"
     return f"{text} ({found}): {ending}."
