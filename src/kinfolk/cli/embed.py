@@ -97,6 +97,7 @@ def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None
     """Writes the features atomically; a .csv file has the columns key, split, label and f0, f1, …"""
     import numpy as np
 
+    from kinfolk.errors import escaped
     from kinfolk.files import write_atomically, write_by_name
 
     if path.suffix == ".csv":
@@ -105,8 +106,8 @@ def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None
 
         samples = images.samples
         labels = [None] * len(samples) if samples.labels is None else [None if label < 0 else int(label) for label in samples.labels]
-        named = [None if label is None else samples.classes[label] if samples.classes else str(label) for label in labels]
-        columns = {"key": pa.array([str(key) for key in samples.keys]), "split": pa.array(list(samples.splits))}
+        named = [None if label is None else escaped(samples.classes[label]) if samples.classes else str(label) for label in labels]
+        columns = {"key": pa.array([escaped(str(key)) for key in samples.keys]), "split": pa.array(list(samples.splits))}
         columns |= {"label": pa.array(named, pa.string())} | {f"f{at}": pa.array(column) for at, column in enumerate(features.T)}
         write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
         return
