@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
-from kinfolk.detectors.quantile import batch_quantile
+from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
 from kinfolk.errors import without_controls
 from kinfolk.report.maps import choose, data_uri, square_images
-from kinfolk.seeding import generator
+from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.build import learns_from_text
-from kinfolk.training.load_run import kin_of, trained
+from kinfolk.training.load_run import flagged_candidates, load_framework
 from kinfolk.training.run_folder import Run
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def find_kin(compared: Compared, labels: Tensor | None, thresholds: Tensor | Non
     label_M = None if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
     for rows, sim_RM, own_RM in compared.blocks():
-        kin_RM = ~own_RM if detector is None else kin_of(detector, sim_RM, ids_M[rows], ids_M, own_RM)
+        kin_RM = ~own_RM if detector is None else flagged_candidates(detector, sim_RM, ids_M[rows], ids_M, own_RM)
         nearest = sim_RM.masked_fill(~kin_RM, -torch.inf).topk(min(SHOWN, len(ids_M)), dim=1)
         kin.append(nearest.indices.masked_fill(nearest.values == -torch.inf, -1))
         similarity.append(nearest.values)
@@ -220,8 +220,8 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     by_image: Detector | None = None
     by_text: Detector | None = None
     if "+" in opened.config.method:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            by_image, by_text = trained(opened.config, Run(opened.path), data, towers.tokenizer).detectors
+        with kept_random_state():
+            by_image, by_text = load_framework(opened.config, Run(opened.path), data, towers.tokenizer).detectors
     return render(
         _found(images, texts, text.groups, by_image, seed),
         _found(texts, images, text.groups, by_text, seed),
@@ -235,7 +235,7 @@ def _found(queries: Side, others: Side, groups: Tensor, detector: Detector | Non
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     own_QC = groups[ids_Q][:, None] == groups[others.ids]
-    kin_QC = torch.zeros_like(own_QC) if detector is None else kin_of(detector, sim_QC, ids_Q, others.ids, own_QC)
+    kin_QC = torch.zeros_like(own_QC) if detector is None else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC)
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []
     for row, (at, similarities, columns) in enumerate(zip(at_Q.tolist(), nearest.values.tolist(), nearest.indices.tolist(), strict=True)):

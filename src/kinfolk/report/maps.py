@@ -161,7 +161,7 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
     generator = torch.Generator().manual_seed(seed)
-    made_VBCHW = views.pictures(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
+    made_VBCHW = views.to_rgb(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
     bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
     names, samples = _class_names(data), data.samples
     strips = []

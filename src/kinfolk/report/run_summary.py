@@ -13,7 +13,7 @@ from typing import Any
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import first_line
-from kinfolk.training.documents import about_torn, read_rows, read_yaml
+from kinfolk.training.documents import describe_torn_lines, read_rows, read_yaml
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _read_epochs(path: Path) -> list[dict[str, float]]:
     by_epoch: dict[int, dict[str, float]] = {}
     rows, torn = read_rows(path)
     if torn:
-        warnings.warn(about_torn(path, torn), KinfolkWarning, stacklevel=2)
+        warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
     for row in rows:
         by_epoch[row["epoch"]] = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
