@@ -232,7 +232,7 @@ def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(tmp_path: Path, mon
         np.savez(tmp_path / f"{name}.npz", x_train=np.zeros(4), y_train=np.array([0, 1, 0, 1]), x_test=np.zeros(1), y_test=np.zeros(1))
     given: list[dict[str, Any]] = []
 
-    def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> Any:
+    def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str], probes: Any) -> Any:
         given.append(change)
         if name == "late":
             raise subprocess.CalledProcessError(1, "kinfolk")
