@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.auditing.features import Features
-from kinfolk.auditing.labels import encoded, read_labels
-from kinfolk.auditing.survey import take_survey
+from kinfolk.auditing.alpha import take_survey
+from kinfolk.auditing.inputs import Features
+from kinfolk.auditing.result import encoded, read_labels
 
 ALPHAS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
 

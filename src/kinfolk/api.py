@@ -11,7 +11,7 @@ from kinfolk.training.train import train as train_run
 if TYPE_CHECKING:
     import os
 
-    from kinfolk.training.run import Run
+    from kinfolk.training.run_folder import Run
     from kinfolk.training.train import Data
 
 

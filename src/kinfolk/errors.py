@@ -1,8 +1,86 @@
-"""The errors a user can cause; the command line shows their message alone."""
+"""Text that others chose, such as names of files and classes: how it is shown and how it is written into tables.
+
+A name may hold line breaks, escape sequences of a terminal, or begin like a formula of a spreadsheet. Messages, logs and tables on the
+screen show it by `shown`, pages by `without_controls`; CSV files hold it by `escaped`, from which `unescaped` gives back the exact text.
+
+The errors a user can cause; the command line shows their message alone.
+
+What is allowed and probably not meant: told once, as a warning.
+"""
 
 from __future__ import annotations
 
-from kinfolk.foreign import shown
+import csv
+import io
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+
+LONGEST = 160
+_FORMULA = "=+-@＝＋－＠"
+_ESCAPES = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def shown(text: str, longest: int = LONGEST) -> str:
+    """A text as it can stand in a message: control characters escaped, the middle of a long one left out.
+
+    Example:
+        >>> shown("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest // 2]}…{text[1 - longest // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """A text of any length with all that is not printable, line breaks included, escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_controls(value: object) -> object:
+    """For a page: a text with its control characters escaped but for line breaks and tabs. Anything else, ready HTML too, stays as it is.
+
+    Example:
+        >>> without_controls("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value) if type(value) is str else value
+
+
+def escaped(text: str) -> str:
+    """A text for a cell of a CSV file: printable, no formula, and not the escape of any other text.
+
+    Example:
+        >>> escaped("=1+1"), escaped("a\\rb")
+        ('\\\\=1+1', 'a\\\\rb')
+    """
+    text = printable(text.replace("\\", "\\\\"))
+    return f"\\{text}" if text[:1] and text[0] in _FORMULA else text
+
+
+def unescaped(cell: str) -> str:
+    """The text that `escaped` made this cell of."""
+    if "\\" not in cell:
+        return cell
+    return _ESCAPES.sub(lambda found: _letter(*found.groups()), cell)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The text of a CSV file; texts are escaped, numbers are written as they are."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return file.getvalue()
+
+
+def _letter(two: str | None, four: str | None, eight: str | None, other: str | None) -> str:
+    if (number := two or four or eight) is not None:
+        return chr(int(number, 16)) if int(number, 16) < 0x110000 else "\ufffd"
+    assert other is not None
+    return _LETTERS.get(other, other)
 
 
 class KinfolkError(ValueError):
@@ -19,3 +97,40 @@ class UsageError(KinfolkError):
 
 class KinfolkWarning(UserWarning):
     """Something that works but is rarely meant; `kinfolk train` writes it to the log as one line."""
+
+
+def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
+    """Warns of a queue that is not smaller than the data set."""
+    if queue_size >= num_samples:
+        warnings.warn(
+            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several keys of "
+            "one sample, some older than an epoch, and each counts as a negative of its own; choose a smaller queue",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+
+
+def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
+    """Warns of a warm-up as long as the training, so that there will be no `what`; whether it did. A training of one epoch is a trial."""
+    too_long = warmup_epochs >= num_epochs > 1
+    if too_long:
+        warnings.warn(
+            f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no {what}; choose a "
+            "shorter warm-up",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+    return too_long
+
+
+def warn_if_silent(method: str, reason: str | None) -> None:
+    """Warns of a detector that can flag nothing in this training, so that the method is the framework alone."""
+    if reason is not None:
+        warnings.warn(f"the detector of {method} will flag nothing in this training: {reason}", KinfolkWarning, stacklevel=3)
+
+
+def warn_about_dropped_settings(own: str, method: str, dropped: Sequence[str]) -> None:
+    """Tells which settings of a recipe do not apply to another method than its own."""
+    if dropped:
+        settings = ", ".join(f"`{name}`" for name in dropped)
+        warnings.warn(f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}", KinfolkWarning, stacklevel=3)

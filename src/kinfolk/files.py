@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kinfolk.errors import KinfolkError
-from kinfolk.foreign import shown
+from kinfolk.errors import KinfolkError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import kinfolk as kf
-from kinfolk.auditing import exact, shape
-from kinfolk.auditing.features import Features
-from kinfolk.auditing.survey import take_survey
+from kinfolk.auditing import exact
+from kinfolk.auditing import similarity_spread as shape
+from kinfolk.auditing.alpha import take_survey
+from kinfolk.auditing.inputs import Features
 from kinfolk.errors import KinfolkError, UsageError
 from tests.reference import audit as reference
 

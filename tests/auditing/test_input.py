@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import kinfolk as kf
-from kinfolk.auditing.input import open_features
-from kinfolk.auditing.labels import read_labels
+from kinfolk.auditing.inputs import open_features
+from kinfolk.auditing.result import read_labels
 from kinfolk.errors import KinfolkError, UsageError
 
 X = np.random.default_rng(0).normal(size=(9000, 5)).astype(np.float32)

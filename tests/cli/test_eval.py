@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kinfolk.cli import main
-from kinfolk.data.builtin import digits
+from kinfolk.data.open_source import digits
 
 
 def run(*arguments: str) -> int:

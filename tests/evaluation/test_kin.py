@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation import kin
+from kinfolk.evaluation import detection as kin
 from kinfolk.evaluation.clusters import mtpr_mtnr
-from kinfolk.evaluation.kin import judge_kin
-from kinfolk.evaluation.similarity import kin_similarity, threshold_error
+from kinfolk.evaluation.detection import judge_kin
+from kinfolk.evaluation.retrieval import kin_similarity, threshold_error
 from kinfolk.kinship import Roles
 from tests.reference import kin as slow
 

@@ -8,8 +8,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.linear import held_out_part, linear_probe
+from kinfolk.evaluation.linear import linear_probe
 
 
 def blobs(count: int, seed: int, classes: int = 3, spread: float = 2.0) -> tuple[np.ndarray, np.ndarray]:

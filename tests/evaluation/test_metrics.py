@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, balanced_accuracy_score
 
-from kinfolk.evaluation.metrics import average_precision, mean_average_precision, mean_per_class, top5
+from kinfolk.evaluation.linear import average_precision, mean_average_precision, mean_per_class, top5
 
 
 def test_mean_per_class_is_scikit_learns_balanced_accuracy() -> None:

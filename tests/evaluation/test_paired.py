@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
-from kinfolk.data.text import every_caption
-from kinfolk.data.tokenizer import train_tokenizer
-from kinfolk.data.views import Views
+from kinfolk.data.text import every_caption, train_tokenizer
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.paired import Towers, measured, run_retrieval, run_zero_shot
-from kinfolk.models.pair import Pair
+from kinfolk.evaluation.retrieval import Towers, measured, run_retrieval, run_zero_shot
+from kinfolk.models.towers import Pair
 from tests.data.pictures import noise, save
 
 NAMES = ("dog", "cat", "cow")

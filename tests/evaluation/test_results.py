@@ -13,7 +13,7 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.linear import LinearResult
-from kinfolk.evaluation.results import read_results, write_result
+from kinfolk.evaluation.protocols import read_results, write_result
 
 
 def test_there_and_back(tmp_path: Path) -> None:

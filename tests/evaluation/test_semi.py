@@ -9,8 +9,7 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.linear import linear_probe
-from kinfolk.evaluation.semi import semi_supervised
-from kinfolk.evaluation.subsets import ListedSubset, label_subset
+from kinfolk.evaluation.semi_supervised import ListedSubset, label_subset, semi_supervised
 
 
 def blobs(count: int, seed: int, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:

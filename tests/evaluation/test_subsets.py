@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.evaluation.subsets import label_subset, read_subset
+from kinfolk.evaluation.semi_supervised import label_subset, read_subset
 
 
 def counts(labels: np.ndarray, used: np.ndarray) -> list[int]:

@@ -15,12 +15,12 @@ import torch
 from kinfolk.data.arrays import array_source
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
+from kinfolk.embedding import take_parts
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.finetune import FinetuneResult
-from kinfolk.evaluation.parts import take_parts
-from kinfolk.evaluation.whole import Augmented, run_finetune, run_kin
-from kinfolk.training.assemble import assemble, build_framework, build_views, fit_to_data
-from kinfolk.training.clusters import ClusterQuality
+from kinfolk.evaluation.protocols import Augmented, run_finetune, run_kin
+from kinfolk.training.build import assemble, build_framework, build_views, fit_to_data
+from kinfolk.training.epoch_metrics import ClusterQuality
 
 
 def pictures(labelled: bool = True) -> tuple[ImageData, object]:

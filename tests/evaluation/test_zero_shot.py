@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.zero_shot import class_embeddings, embedder, read_lines, zero_shot
+from kinfolk.evaluation.retrieval import class_embeddings, embedder, read_lines, zero_shot
 
 WORDS = {"dog": 0, "big cat": 1, "car": 2}
 

@@ -198,7 +198,7 @@ def as_ranks(number: int, launcher: str = "torchrun") -> list[dict[str, str]]:
 def differences(ours: Path, theirs: Path) -> list[str]:
     """What differs between two runs that should have come to the same, bit for bit; seconds and speed are not compared."""
     from kinfolk.training.checkpoint import read_checkpoint
-    from kinfolk.training.run import Run
+    from kinfolk.training.run_folder import Run
 
     one, other = Run(ours), Run(theirs)
     found: list[str] = []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kinfolk.errors import KinfolkWarning
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_rows
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from tests.faults.campaign import Tally
 from tests.faults.hostile import Reader, _features, _held, _images, _labels, _npy, _source, hostile_files, made
 

@@ -13,12 +13,11 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.models.weights import meta_of
-from kinfolk.training.changes import FREE, shaping
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import InterruptedRunError, Keeper, read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.keeper import InterruptedRunError, Keeper
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.training.load_run import open_run
+from kinfolk.training.run_folder import Run
+from kinfolk.training.settings import FREE, shaping
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
@@ -150,7 +149,8 @@ def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: 
 
 def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:
     from kinfolk.files import write_safetensors
-    from kinfolk.training.snapshots import SAMPLES, read_snapshots, snapshot_file
+    from kinfolk.training.run_folder import snapshot_file
+    from kinfolk.training.snapshots import SAMPLES, read_snapshots
 
     tensors = {"ids": torch.arange(3), "embedding": torch.zeros(3, 2).half()}
     for epoch, digest in ((1, "ours"), (2, "theirs")):

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kinfolk.cli import main
-from kinfolk.data.quarantine import read_quarantine, write_quarantine
-from kinfolk.errors import KinfolkError
-from kinfolk.foreign import csv_text, escaped, printable, shown, unescaped
+from kinfolk.data.prepare import read_quarantine, write_quarantine
+from kinfolk.errors import KinfolkError, csv_text, escaped, printable, shown, unescaped
 from kinfolk.report import write_report
-from kinfolk.training.keeper import InterruptedRunError, Keeper
+from kinfolk.training.checkpoint import InterruptedRunError, Keeper
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 

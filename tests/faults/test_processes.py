@@ -15,9 +15,9 @@ import pytest
 from kinfolk.detectors import DETECTORS
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.training import ranks
+from kinfolk.training import launch as ranks
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.devices import resolve_trainer
+from kinfolk.training.launch import resolve_trainer
 from tests.faults.campaign import Tally, kills, rank_kills
 from tests.faults.inject import as_ranks, in_children
 from tests.faults.methods import METHODS

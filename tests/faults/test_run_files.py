@@ -14,16 +14,15 @@ import pytest
 import torch
 
 from kinfolk.cli import main
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import write_atomically
-from kinfolk.report.record import read_record
-from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.journal import Journal
-from kinfolk.training.keeper import InterruptedRunError, Keeper
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.report.run_summary import read_record
+from kinfolk.training.checkpoint import InterruptedRunError, Keeper, read_checkpoint
+from kinfolk.training.load_run import open_run
+from kinfolk.training.metrics_log import Journal
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.faults.inject import full_disk
 from tests.faults.methods import TINY
@@ -239,7 +238,7 @@ def test_all_is_flushed_to_the_disk_before_it_has_its_name(images: Path, tmp_pat
 
 
 def test_settings_and_features_that_are_not_finite(tmp_path: Path) -> None:
-    from kinfolk.auditing.features import Features
+    from kinfolk.auditing.inputs import Features
     from kinfolk.training.config import TrainConfig
 
     with pytest.raises(UsageError, match=r"`detector\.alpha` \(=nan\) must be a finite number"):

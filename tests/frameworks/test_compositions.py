@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS
-from kinfolk.data.seeding import generator
 from kinfolk.detectors import DETECTORS
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.pairs import Block
+from kinfolk.seeding import generator
 
 NUM_SAMPLES, NUM_CLASSES, BATCH, EPOCHS, WARMUP = 36, 3, 18, 5, 1
 DETECTOR_ARGS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.frameworks import LA, Framework, MoCoV3
-from kinfolk.frameworks.method import Context, build, parse
-from kinfolk.frameworks.support import SupportFramework
+from kinfolk.frameworks.registry import Context, build, parse
+from kinfolk.frameworks.support_queue import SupportFramework
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3
 LABELS = torch.arange(NUM_SAMPLES) % 4

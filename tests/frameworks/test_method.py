@@ -6,7 +6,7 @@ from torch import nn
 
 from kinfolk.detectors import StartAt
 from kinfolk.errors import UsageError
-from kinfolk.frameworks.method import Context, Method, build, detector_arguments, framework_arguments, parse
+from kinfolk.frameworks.registry import Context, Method, build, detector_arguments, framework_arguments, parse
 
 NUM_SAMPLES = 24
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kinfolk.frameworks import NNCLR, RCL, MoCo
-from kinfolk.frameworks.momentum import MomentumCopy
+from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.models import projection_head
 from kinfolk.training.optimizers import build_optimizer
 

@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import Oracle
 from kinfolk.errors import KinfolkWarning
-from kinfolk.frameworks.pcl import PCL
-from kinfolk.frameworks.prototypes import Prototypes
+from kinfolk.frameworks.pcl import PCL, Prototypes
 from tests.reference import losses, queues
 from tests.reference import prototypes as slow
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.frameworks.renew import renew, require_renewable
+from kinfolk.frameworks.spcl import renew, require_renewable
 from kinfolk.models.heads import projection_head
 
 

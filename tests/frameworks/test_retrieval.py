@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.frameworks import retrieval
-from kinfolk.frameworks.retrieval import Chance, cluster_mates
+from kinfolk.frameworks import support_queue as retrieval
+from kinfolk.frameworks.support_queue import Chance, cluster_mates
 from tests.reference import relative
 
 NUM_SAMPLES = 20

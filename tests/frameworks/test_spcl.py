@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import IFND, Oracle
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.metric import draw_partners

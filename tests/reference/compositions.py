@@ -26,8 +26,8 @@ from torch.multiprocessing.spawn import spawn
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS, IFND
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.method import Context, build, parse
-from kinfolk.frameworks.support import SupportFramework
+from kinfolk.frameworks.registry import Context, build, parse
+from kinfolk.frameworks.support_queue import SupportFramework
 
 DIGEST = Path(__file__).with_name("compositions.json")
 NUM_SAMPLES, EPOCHS, STEPS, SIZES = 24, 3, 2, (7, 5)

@@ -10,11 +10,10 @@ import torch
 
 from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
 from kinfolk.report import write_report
-from kinfolk.report.retrieval import Query, Result, Shown, draw_retrieval, render
+from kinfolk.report.gallery import Query, Result, Shown, draw_retrieval, render
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.flagged import kin_of, trained
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.training.load_run import kin_of, open_run, trained
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.pairs_of import SMALL, write_pairs
 

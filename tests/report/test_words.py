@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.report import words
-from kinfolk.report.record import read_record
+from kinfolk.report import format as words
+from kinfolk.report.run_summary import read_record
 from tests.report.synthetic import images, make_run
 
 

@@ -114,7 +114,9 @@ def _child(out: str, moment: str, each_step: bool, resume: bool, environment: di
 
 def _arm(number: signal.Signals, what: str, count: int) -> None:
     """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder, half-way through it."""
-    from kinfolk.training import checkpoint, journal, module, start
+    from kinfolk.training import checkpoint, module
+    from kinfolk.training import metrics_log as journal
+    from kinfolk.training import run_folder as start
 
     calls = {what: 0}
 

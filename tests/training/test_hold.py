@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.hold import LOCK, held
+from kinfolk.training.run_folder import LOCK, held
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from kinfolk.training.hold import held
+from kinfolk.training.run_folder import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from kinfolk.stats import Stats
-from kinfolk.training.journal import Journal
+from kinfolk.training.metrics_log import Journal
 from kinfolk.training.progress import describe
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 
 SMALL = {"model.name": "resnet10", "model.width": 4, "head.out_size": 8, "views.preset": "mild", "views.size": 8, "knn.every": 0}

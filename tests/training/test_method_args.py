@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.method_args import checked_arguments, written_arguments
+from kinfolk.training.settings import checked_arguments, written_arguments
 
 
 class Detector:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kinfolk.training.optimizers import build_optimizer, take_out
-from kinfolk.training.schedules import build_scheduler, lr_factor
+from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, take_out
 
 
 def test_a_temperature_outside_the_schedule() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.training import ranks
+from kinfolk.training import launch as ranks
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.devices import global_rank
-from kinfolk.training.run import Run
+from kinfolk.training.launch import global_rank
+from kinfolk.training.run_folder import Run
 from tests.training.children import OTHERS, run_ranks
 from tests.training.test_resume import assert_same
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfolk.data.tokenizer import train_tokenizer
+from kinfolk.data.text import train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import Framework
-from kinfolk.training.assemble import assemble, build_framework
+from kinfolk.training.build import assemble, build_framework, learns_from_text
 from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
-from kinfolk.training.towers import learns_from_text
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 
 
 def test_a_new_or_empty_folder_is_free(tmp_path: Path) -> None:

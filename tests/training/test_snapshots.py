@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfolk.training.snapshots import cut_snapshots, read_snapshots, snapshot_epochs, snapshot_file
+from kinfolk.training.run_folder import cut_snapshots, snapshot_file
+from kinfolk.training.snapshots import read_snapshots, snapshot_epochs
 from kinfolk.training.train import train
 from tests.training.children import training
 

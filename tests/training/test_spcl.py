@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfolk.embedding import embed
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.embed import embed
 from kinfolk.frameworks import spcl
-from kinfolk.frameworks.renew import renew
+from kinfolk.frameworks.spcl import renew
 from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import run_ranks, training
 from tests.training.test_resume import assert_same

@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 
 from kinfolk.data.images import ImageData
+from kinfolk.data.labels import TEST_SPLITS
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
-from kinfolk.data.splits import TEST_SPLITS
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.training.checkpoint import Keeper
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.keeper import Keeper
-from kinfolk.training.knn import _parts
+from kinfolk.training.epoch_metrics import _parts
 from kinfolk.training.module import NonFiniteLossError
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 
 TINY: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "head.out_size": 16, "views.preset": "mild", "views.size": 8}

@@ -15,11 +15,10 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.models.weights import load_encoder
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import InterruptedRunError, read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.keeper import InterruptedRunError
 from kinfolk.training.module import NonFiniteLossError, _buffers_outside_norms, _crashes_channels_last
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 
 TINY: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "head.out_size": 16, "views.preset": "mild", "views.size": 8}

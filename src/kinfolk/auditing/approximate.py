@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kinfolk.auditing import shape
-from kinfolk.auditing.features import Features, Floats, Ints
-from kinfolk.auditing.kin import Kin
-from kinfolk.auditing.rows import everyone, full_rows, num_kin
-from kinfolk.auditing.select import select
-from kinfolk.auditing.survey import FEWEST_ANCHORS
-from kinfolk.data.progress import show_progress
+from kinfolk.auditing import similarity_spread
+from kinfolk.auditing.alpha import FEWEST_ANCHORS
+from kinfolk.auditing.exact import Kin, everyone, full_rows, num_kin, select
+from kinfolk.auditing.inputs import Features, Floats, Ints
+from kinfolk.data.prepare import show_progress
 
 ROWS = 1024
 RECALL = 0.95
@@ -52,7 +50,7 @@ def approximate_kin(
     import faiss
 
     num, k = len(features), num_kin(alpha, len(features) - 1)
-    anchors_S = shape.column_sample(num, FEWEST_ANCHORS)
+    anchors_S = similarity_spread.column_sample(num, FEWEST_ANCHORS)
     checked = [
         (ids_R, select(sim_RN, everyone(sim_RN), k, nearest, sim_RN[:, 0]))
         for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Exact values of a few anchors")
@@ -86,7 +84,7 @@ def _index(features: Features, faiss: Any, progress: bool) -> Any:
         faiss.IndexFlatIP(features.dim), features.dim, lists, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
     )
     index.cp.spherical, index.cp.niter, index.cp.seed = True, 8, 0
-    index.train(features.take(shape.column_sample(num, 50 * lists)))
+    index.train(features.take(similarity_spread.column_sample(num, 50 * lists)))
     starts = range(0, num, 1 << 16)
     for start in show_progress(starts, len(starts), "Building the index", enabled=progress):
         index.add(features.rows(start, min(num, start + (1 << 16))))
@@ -95,17 +93,17 @@ def _index(features: Features, faiss: Any, progress: bool) -> Any:
 
 def _swept(index: Any, features: Features, alpha: float, nearest: int, level: float, progress: bool) -> Kin:
     num = len(features)
-    columns_M = shape.column_sample(num, min(max(math.ceil(100 / alpha), 4096), 1 << 16))
+    columns_M = similarity_spread.column_sample(num, min(max(math.ceil(100 / alpha), 4096), 1 << 16))
     columns_MD = features.take(columns_M)
     rank = num_kin(alpha, len(columns_M))
     kin = Kin.empty(num, nearest)
     starts = range(0, num, ROWS)
     for start in show_progress(starts, len(starts), "Searching the nearest of all", enabled=progress):
         ids_R = np.arange(start, min(num, start + ROWS))
-        sim_RM = shape.sampled_rows(features.rows(start, start + len(ids_R)), ids_R, columns_MD, columns_M)
+        sim_RM = similarity_spread.sampled_rows(features.rows(start, start + len(ids_R)), ids_R, columns_MD, columns_M)
         high = len(columns_M) - 1 - rank
         kin.threshold_N[ids_R] = np.partition(sim_RM, high, axis=1)[:, high]
-        median_R, spread_R, _ = shape.spread(sim_RM[:, :: max(1, len(columns_M) // shape.COLUMNS)])
+        median_R, spread_R, _ = similarity_spread.spread(sim_RM[:, :: max(1, len(columns_M) // similarity_spread.COLUMNS)])
         bound_R = median_R + np.float32(level) * spread_R
         kin.alpha_N[ids_R] = (sim_RM > bound_R[:, None]).mean(1)
         kin.near_NK[ids_R], kin.near_sim_NK[ids_R] = _search(index, features, ids_R, nearest)

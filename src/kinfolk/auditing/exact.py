@@ -1,4 +1,16 @@
-"""The exact audit: blocked products, and of each row only what can matter.
+"""Rows of similarities in full, for the few anchors that are looked at so.
+
+Dimension key: N data set, R rows of a block, A anchors, C columns of a tile.
+
+From the highest similarities of some rows to their thresholds, their nearest and who is flagged.
+
+Dimension key: R rows, S survivors of a row (padded with −inf), K nearest kept, M flagged pairs, N data set.
+
+What an audit knows of every sample, filled in block by block.
+
+Dimension key: N data set, R rows of a block, K nearest.
+
+The exact audit: blocked products, and of each row only what can matter.
 
 A bracket from a sample of the columns says for each row below which similarity nothing can matter; the products are made tile by tile,
 compared with it while they are still in the cache, and only the few survivors are kept. Where a row turns out to have too few of them
@@ -18,14 +30,152 @@ from itertools import islice
 import numpy as np
 import torch
 
-from kinfolk.auditing import shape
-from kinfolk.auditing.features import Features, Floats, Ints
-from kinfolk.auditing.kin import Kin
-from kinfolk.auditing.rows import everyone, full_rows, num_kin
-from kinfolk.auditing.select import Selection, padded, select
-from kinfolk.data.progress import show_progress
+from kinfolk.auditing import similarity_spread
+from kinfolk.auditing.inputs import Features, Floats, Ints
+from kinfolk.data.prepare import show_progress
 
-ROWS, COLUMNS = 512, 4096
+COLUMNS = 1 << 14
+_BLOCK_ELEMENTS = 1 << 23
+
+
+def full_rows(features: Features, anchors_A: Ints, progress: bool = False, title: str = "") -> Iterator[tuple[Ints, Floats]]:
+    """Ids (R,) and all similarities (R, N), −inf to themselves, of a few anchors at a time."""
+    num = len(features)
+    step = max(1, _BLOCK_ELEMENTS // num)
+    starts = range(0, len(anchors_A), step)
+    for start in show_progress(starts, len(starts), title, enabled=progress):
+        ids_R = anchors_A[start : start + step]
+        rows = torch.from_numpy(features.take(ids_R))
+        sim = torch.empty(len(ids_R), num)
+        for first in range(0, num, COLUMNS):
+            last = min(num, first + COLUMNS)
+            sim[:, first:last] = rows @ torch.from_numpy(features.rows(first, last)).T
+        sim_RN: Floats = sim.clamp_(-1, 1).numpy()
+        sim_RN[np.arange(len(ids_R)), ids_R] = -np.inf
+        yield ids_R, sim_RN
+
+
+def everyone(sim_RN: Floats) -> Ints:
+    """(R, N) the ids of full rows, in no memory of their own."""
+    ids: Ints = np.broadcast_to(np.arange(sim_RN.shape[1]), sim_RN.shape)
+    return ids
+
+
+def num_kin(alpha: float, others: int) -> int:
+    """How many of `others` similarities lie above their (1 − α) quantile: ⌊α · others⌋, safe from rounding."""
+    return min(others - 1, int(alpha * others + 1e-9))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is kept of a block of rows.
+
+    Args:
+        threshold_R: the (k + 1)-th largest similarity: the (1 − α) quantile; k lie above it, but for ties.
+        near_RK, near_sim_RK: ids and similarities of the nearest, closest first, ties by id; −1 and −inf where a row has fewer.
+        flagged_R: how many are above the threshold.
+        rows_M, kin_M: row of the block and id of every pair above it.
+        above_bound_R: how many are above `bound_R`.
+    """
+
+    threshold_R: Floats
+    near_RK: Ints
+    near_sim_RK: Floats
+    flagged_R: Ints
+    rows_M: Ints
+    kin_M: Ints
+    above_bound_R: Ints
+
+
+def select(sim_RS: Floats, id_RS: Ints, k: int, nearest: int, bound_R: Floats) -> Selection:
+    """Exact, by partition; a row must hold its k + 1 and its `nearest` largest similarities and all above `bound_R`."""
+    width = sim_RS.shape[1]
+    threshold_R = np.partition(sim_RS, width - 1 - k, axis=1)[:, width - 1 - k]
+    num = min(nearest, width)
+    at_RK = np.argpartition(sim_RS, width - num, axis=1)[:, width - num :]
+    near_sim_RK, near_RK = np.take_along_axis(sim_RS, at_RK, 1), np.take_along_axis(id_RS, at_RK, 1)
+    order_RK = np.lexsort((near_RK, -near_sim_RK), axis=1)
+    near_sim_RK, near_RK = np.take_along_axis(near_sim_RK, order_RK, 1), np.take_along_axis(near_RK, order_RK, 1)
+    near_RK = np.where(np.isfinite(near_sim_RK), near_RK, -1)
+    above_RS = sim_RS > threshold_R[:, None]
+    place_M = np.flatnonzero(above_RS)
+    return Selection(
+        threshold_R,
+        near_RK,
+        near_sim_RK,
+        above_RS.sum(1),
+        place_M // width,
+        id_RS.reshape(-1)[place_M],
+        (sim_RS > bound_R[:, None]).sum(1),
+    )
+
+
+def padded(row_M: Ints, id_M: Ints, sim_M: Floats, num_rows: int) -> tuple[Floats, Ints, Ints]:
+    """(R, S), (R, S), (R,): survivors given one by one as a matrix padded with −inf, their ids, and how many each row has."""
+    count_R = np.bincount(row_M, minlength=num_rows)
+    order_M = np.argsort(row_M.astype(np.int16 if num_rows < 1 << 15 else np.int64), kind="stable")
+    row_M = row_M[order_M]
+    start_R = count_R.cumsum() - count_R
+    width = int(count_R.max(initial=1))
+    place_M = row_M * width + np.arange(len(row_M)) - start_R[row_M]
+    sim_RS = np.full((num_rows, width), -np.inf, dtype=np.float32)
+    id_RS = np.full((num_rows, width), -1, dtype=np.int64)
+    sim_RS.reshape(-1)[place_M] = sim_M[order_M]
+    id_RS.reshape(-1)[place_M] = id_M[order_M]
+    return sim_RS, id_RS, count_R
+
+
+@dataclass
+class Kin:
+    """Thresholds, nearest and flagged pairs of all samples.
+
+    Args:
+        threshold_N: (1 − α) quantile of each sample's N − 1 similarities.
+        near_NK, near_sim_NK: the nearest of each, closest first; −1 and −inf where there are fewer.
+        flagged_N: how many are above the threshold.
+        occurrence_N: of how many others it is flagged as kin.
+        alpha_N: share of each sample's own by the shape of its similarities.
+        judged, hits: flagged pairs with two known labels, and with equal ones.
+    """
+
+    threshold_N: Floats
+    near_NK: Ints
+    near_sim_NK: Floats
+    flagged_N: Ints
+    occurrence_N: Ints
+    alpha_N: Floats
+    judged: int = 0
+    hits: int = 0
+
+    @classmethod
+    def empty(cls, num_samples: int, nearest: int) -> Kin:
+        """Nothing is known yet."""
+        return cls(
+            np.zeros(num_samples, np.float32),
+            np.full((num_samples, nearest), -1, np.int64),
+            np.full((num_samples, nearest), -np.inf, np.float32),
+            np.zeros(num_samples, np.int64),
+            np.zeros(num_samples, np.int64),
+            np.zeros(num_samples, np.float32),
+        )
+
+    def write(self, ids_R: Ints, found: Selection, labels_N: Ints | None) -> None:
+        """Takes in what was selected of some rows."""
+        num = found.near_RK.shape[1]
+        self.threshold_N[ids_R] = found.threshold_R
+        self.near_NK[ids_R, :num] = found.near_RK
+        self.near_sim_NK[ids_R, :num] = found.near_sim_RK
+        self.flagged_N[ids_R] = found.flagged_R
+        self.alpha_N[ids_R] = found.above_bound_R / (len(self.threshold_N) - 1)
+        self.occurrence_N += np.bincount(found.kin_M, minlength=len(self.occurrence_N))
+        if labels_N is not None:
+            one, other = labels_N[ids_R][found.rows_M], labels_N[found.kin_M]
+            known = (one >= 0) & (other >= 0)
+            self.judged += int(known.sum())
+            self.hits += int((known & (one == other)).sum())
+
+
+ROWS, TILE_COLUMNS = 512, 4096
 
 
 @dataclass
@@ -41,7 +191,7 @@ class _Pass:
     rank: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.columns_M, self.columns_MD = shape.prepared_columns(self.features)
+        self.columns_M, self.columns_MD = similarity_spread.prepared_columns(self.features)
         share = max(self.k + 1, self.nearest) / (len(self.features) - 1)
         expected = share * len(self.columns_M)
         self.rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
@@ -51,8 +201,8 @@ class _Pass:
         stop = min(start + ROWS, len(self.features))
         ids_R = np.arange(start, stop)
         rows_RD = self.features.rows(start, stop)
-        sampled_RM = shape.sampled_rows(rows_RD, ids_R, self.columns_MD, self.columns_M)
-        median_R, spread_R, high_R = shape.spread(sampled_RM, self.rank)
+        sampled_RM = similarity_spread.sampled_rows(rows_RD, ids_R, self.columns_MD, self.columns_M)
+        median_R, spread_R, high_R = similarity_spread.spread(sampled_RM, self.rank)
         bound_R = median_R + np.float32(self.level) * spread_R
         if self.rank >= len(self.columns_M) or len(self.columns_M) == len(self.features):
             return list(self._dense(ids_R, bound_R))
@@ -74,13 +224,13 @@ class _Pass:
         num_rows, total = len(rows_RD), len(self.features)
         most = 6 * self.rank * (total // len(self.columns_M) + 1) * num_rows
         rows = torch.from_numpy(rows_RD)
-        tile, mask = torch.empty(num_rows, COLUMNS), np.empty((num_rows, COLUMNS), dtype=np.bool_)
+        tile, mask = torch.empty(num_rows, TILE_COLUMNS), np.empty((num_rows, TILE_COLUMNS), dtype=np.bool_)
         row_M, id_M, sim_M = [], [], []
         number = 0
-        for first in range(0, total, COLUMNS):
-            last = min(first + COLUMNS, total)
+        for first in range(0, total, TILE_COLUMNS):
+            last = min(first + TILE_COLUMNS, total)
             width = last - first
-            if width < COLUMNS:
+            if width < TILE_COLUMNS:
                 tile, mask = torch.empty(num_rows, width), np.empty((num_rows, width), dtype=np.bool_)
             torch.mm(rows, torch.from_numpy(self.features.rows(first, last)).T, out=tile)
             sim_RC: Floats = tile.numpy()

@@ -1,20 +1,29 @@
 """What the audit's page shows of single samples: anchors with their kin, groups and hubs.
 
 Dimension key: N data set, P listed pairs.
+
+What the command is pointed at: features, and where there are any the pictures, names and labels of their rows.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfolk.auditing.features import Ints
+from kinfolk.auditing.inputs import Ints, class_names, run_material
+from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:
     from kinfolk.auditing.result import Audit
     from kinfolk.data.images import ImageData
-    from kinfolk.report.map import Sprites
+    from kinfolk.report.maps import Sprites
+
 
 ANCHORS, WRONG, HUBS, GROUPS, MEMBERS = 60, 20, 12, 24, 8
 TILE = 56
@@ -51,8 +60,7 @@ def sprites(ids: list[int], images: ImageData | None) -> Sprites | None:
     """The pictures of the samples in one sheet, in their order."""
     if images is None:
         return None
-    from kinfolk.report.map import sprite_sheet
-    from kinfolk.report.material import square_pictures
+    from kinfolk.report.maps import sprite_sheet, square_pictures
 
     size = min(TILE, max(images.height, images.width))
     return sprite_sheet(square_pictures(images, np.asarray(ids, dtype=np.int64), size), size)
@@ -80,3 +88,42 @@ def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:
     unknown = int((present < 0).sum())
     classes = [audit.classes[label] if audit.classes else str(label) for label in present[unknown:]]
     return {"keys": keys, "labels": (place - unknown).tolist(), "classes": classes}
+
+
+@dataclass(frozen=True)
+class Material:
+    """Features as a path or array; the rest where it is known."""
+
+    features: Any
+    labels: list[Any] | None = None
+    names: list[str] | None = None
+    images: ImageData | None = None
+
+
+@contextmanager
+def features_and_images(
+    features: Path, images: str | None = None, labels_from_folders: bool = False, workers: int | None = None, progress: bool = True
+) -> Iterator[Material]:
+    """A run brings its own pictures; for a file they are read from `images`, whose samples must be its rows."""
+    if (features / "config.yaml").is_file():
+        if images is not None:
+            raise UsageError(f"`{features}` is a run, which has its own pictures; leave out --images")
+        array, labels, names, data = run_material(features, progress)
+        yield Material(array, labels, names, data)
+        return
+    if images is None:
+        yield Material(features)
+        return
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare
+
+    source = open_source(images, labels_from_folders=labels_from_folders)
+    with tempfile.TemporaryDirectory(prefix="kinfolk-audit-") as cache:
+        data = prepare(source, image_size=TILE, workers=workers, cache_dir=Path(cache), progress=progress)
+        if data.quarantine:
+            path, reason = data.quarantine[0]
+            raise UsageError(
+                f"{len(data.quarantine):,} pictures of `{images}` can't be read (the first is {path}: {reason}), so its samples are "
+                "not the rows of the features; remove them there and here, or leave out --images"
+            )
+        yield Material(features, class_names(data, len(data)), list(data.samples.keys), data)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.auditing.features import Features, Floats, Ints
+from kinfolk.auditing.inputs import Features, Floats, Ints
 
 GROUP = np.dtype([("group", np.int64), ("sample", np.int64), ("kind", "U14")])
 HUB = np.dtype([("sample", np.int64), ("occurrence", np.int64), ("times_expected", np.float32)])

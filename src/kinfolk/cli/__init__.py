@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kinfolk.cli.app import app
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import why_failed
-from kinfolk.foreign import printable
 
 FAILURE, WRONG_USE, INTERRUPTED = 1, 2, 130
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, cnce, compare, data, embed, eval, export, methods, report, train
+from kinfolk.cli import audit, compare, data, embed, eval, export, methods, report, train
 from kinfolk.cli.options import FLAG, examples
+from kinfolk.cnce import command as cnce
 
 app = typer.Typer(
     name="kinfolk",

@@ -63,9 +63,8 @@ def audit(
     Writes thresholds, pairs, duplicates, hubs and a page to look at; nothing is trained.
     """
     from kinfolk.auditing import audit as run_audit
-    from kinfolk.auditing.labels import read_labels
-    from kinfolk.auditing.material import features_and_images
-    from kinfolk.auditing.result import WRITTEN
+    from kinfolk.auditing.gallery import features_and_images
+    from kinfolk.auditing.result import WRITTEN, read_labels
 
     existing = [name for name in WRITTEN if (out / name).exists()]
     if existing and not overwrite:
@@ -102,8 +101,8 @@ def _save(found: Audit, out: Path, images: ImageData | None) -> None:
     from rich.text import Text
 
     from kinfolk.auditing.page import lead, tiles
-    from kinfolk.cli.console import plain_table, screen
-    from kinfolk.foreign import printable
+    from kinfolk.cli.options import plain_table, screen
+    from kinfolk.errors import printable
 
     found.save(out, images)
     console = screen()

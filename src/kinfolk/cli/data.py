@@ -26,9 +26,8 @@ def data(
     debug: Debug = False,
 ) -> None:
     """Read every picture of a source and show what is there: splits, classes, sizes, refused files."""
-    from kinfolk.data.prepare import prepare
-    from kinfolk.data.quarantine import write_quarantine
-    from kinfolk.data.sources import open_source
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare, write_quarantine
 
     opened = open_source(source, labels_from_folders=labels_from_folders)
     found = prepare(opened, image_size=32, workers=workers, cache_dir=None, progress=True)
@@ -44,9 +43,9 @@ def _show(found: ImageData) -> None:
 
     from rich.text import Text
 
-    from kinfolk.cli.console import plain_table, screen
+    from kinfolk.cli.options import plain_table, screen
     from kinfolk.data.captions import all_of
-    from kinfolk.foreign import shown
+    from kinfolk.errors import shown
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights
@@ -79,7 +78,7 @@ def _show(found: ImageData) -> None:
 
 
 def _more(count: int, what: str) -> None:
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
 
     if count > MAX_ROWS:
         screen().print(f"… and {count - MAX_ROWS:,} more {what}", style="dim")

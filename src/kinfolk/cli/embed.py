@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kinfolk.data.images import ImageData
     from kinfolk.frameworks.base import Framework
-    from kinfolk.training.opened import OpenedRun
+    from kinfolk.training.load_run import OpenedRun
 
 EPILOG = examples(
     "kinfolk embed runs/photos --out features.npy",
@@ -56,10 +56,9 @@ def embed(
     files = [out] if views is None else [out.with_name(f"{out.stem}-{number}.npy") for number in range(1, views + 1)]
     if not overwrite and (existing := [path for path in (*files, table) if path.exists()]):
         raise UsageError(f"{existing[0]} exists; give another --out, or --overwrite to replace it")
-    from kinfolk.cli.console import screen, tell_refused
-    from kinfolk.training.opened import open_run
-    from kinfolk.training.restored import restore
-    from kinfolk.training.towers import learns_from_text
+    from kinfolk.cli.options import screen, tell_refused
+    from kinfolk.training.build import learns_from_text
+    from kinfolk.training.load_run import open_run, restore
 
     opened = open_run(run)
     opened.encoder()  # a run without a model is refused before any image is read
@@ -82,8 +81,8 @@ def _features(opened: OpenedRun, images: ImageData, framework: Framework | None,
     import numpy as np
     import torch
 
-    from kinfolk.evaluation.embed import embed as embed_all
-    from kinfolk.evaluation.whole import Augmented
+    from kinfolk.embedding import embed as embed_all
+    from kinfolk.evaluation.protocols import Augmented
 
     views = opened.views() if version is None else Augmented(opened.views(), seed, version)
     if framework is None:

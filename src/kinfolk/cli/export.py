@@ -31,7 +31,7 @@ def export(
     Without projection head and classifier. What was written is loaded there, where it is installed, and must give the same features.
     torchvision, timm and detectron2 take ResNets with `--set model.stem=imagenet` and the usual width; safetensors and onnx any encoder.
     """
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
     from kinfolk.exporting import export as write
 
     found = write(run, format, out, overwrite=overwrite)

@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kinfolk.evaluation import paired, protocols, whole
-from kinfolk.evaluation.label_sets import read_label_sets
-from kinfolk.evaluation.normalisation import own_normalisation
-from kinfolk.evaluation.parts import Parts, require_labels, take_parts
-from kinfolk.evaluation.results import read_results
-from kinfolk.evaluation.subsets import FRACTIONS
-from kinfolk.training.restored import restore
+from kinfolk.embedding import Parts, own_normalisation, require_labels, take_parts
+from kinfolk.evaluation import protocols, retrieval
+from kinfolk.evaluation.protocols import read_results
+from kinfolk.evaluation.semi_supervised import FRACTIONS
+from kinfolk.evaluation.transfer import read_label_sets
+from kinfolk.training.load_run import restore
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
-    from kinfolk.data.views import Views
     from kinfolk.evaluation.clusters import Normaliser
-    from kinfolk.training.opened import OpenedRun
+    from kinfolk.training.load_run import OpenedRun
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Measures:
     """The protocols of one call. Whatever several of them need is made when the first asks for it."""
 
     def __init__(
-        self, opened: OpenedRun, images: ImageData, source: str | None, choices: Choices, towers: paired.Towers | None = None
+        self, opened: OpenedRun, images: ImageData, source: str | None, choices: Choices, towers: retrieval.Towers | None = None
     ) -> None:
         self.opened, self.images, self.source, self.choices, self.towers = opened, images, source, choices, towers
 
@@ -67,7 +66,7 @@ class Measures:
 
     def _measure(self, protocol: str) -> dict[str, Any]:
         own, images = self.choices, self.images
-        shares = own.shares or (() if own.subsets else FRACTIONS if protocol == "semi" else whole.FINETUNED)
+        shares = own.shares or (() if own.subsets else FRACTIONS if protocol == "semi" else protocols.FINETUNED)
         if protocol == "knn":
             return {**protocols.run_knn(self.parts, own.k, own.temperature), **self._how()}
         if protocol == "linear":
@@ -77,7 +76,7 @@ class Measures:
             return {**protocols.run_semi(self.parts, own.seed, own.probe, **some, progress=True), **self._how()}
         if protocol == "finetune":
             some = {"fractions": shares, "lists": own.subsets, "settings": own.finetuning, "epochs": own.epochs}
-            tuned = whole.run_finetune(self.opened.encoder(), images, self.views, self.parts, own.seed, **some, progress=True)
+            tuned = protocols.run_finetune(self.opened.encoder(), images, self.views, self.parts, own.seed, **some, progress=True)
             return {**tuned, **self._how(of_features=False)}
         if protocol == "transfer":
             before = read_results(self.opened.path).get("transfer")
@@ -87,11 +86,11 @@ class Measures:
             return {**protocols.run_clusters(self.parts, own.num_clusters, normaliser=own.normaliser), **self._how()}
         if protocol == "kin":
             framework = restore(self.opened.path, self.opened.config, images)
-            return whole.run_kin(framework, images, self.opened.views(), own.seed, alpha=own.alpha, progress=True)
+            return protocols.run_kin(framework, images, self.opened.views(), own.seed, alpha=own.alpha, progress=True)
         assert self.towers is not None, "looked for before any image was read"
         if protocol == "retrieval":
-            return paired.run_retrieval(self.towers, images, progress=True)
-        return paired.run_zero_shot(self.towers, images, classes=own.names, templates=own.sentences, progress=True)
+            return retrieval.run_retrieval(self.towers, images, progress=True)
+        return retrieval.run_zero_shot(self.towers, images, classes=own.names, templates=own.sentences, progress=True)
 
     def _how(self, of_features: bool = True) -> dict[str, str]:
         """What is unusual about the features, for the result."""

@@ -22,7 +22,7 @@ def methods(debug: Debug = False) -> None:
     """List frameworks, detectors, actions and recipes, and how to compose them."""
     from rich.text import Text
 
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.training.recipes import recipe_names, recipe_summary
@@ -50,7 +50,7 @@ def methods(debug: Debug = False) -> None:
 def _list(console: Console, title: str, question: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     from rich.text import Text
 
-    from kinfolk.cli.console import plain_table
+    from kinfolk.cli.options import plain_table
 
     table = plain_table(*columns)
     for name, *rest in rows:

@@ -98,7 +98,7 @@ def train(
         "trainer.compile": compile,
     }
     from kinfolk.api import train as train_run
-    from kinfolk.training.keys import parse_settings
+    from kinfolk.training.config import parse_settings
 
     given = {key: value for key, value in flags.items() if value is not None} | parse_settings(settings or [])
     run = train_run(
@@ -115,6 +115,6 @@ def train(
         report=not no_report,
     )
     if run.rank == 0 and not no_report:
-        from kinfolk.cli.console import screen
+        from kinfolk.cli.options import screen
 
         screen().print(f"Report: {run.path / 'report.html'}", markup=False)

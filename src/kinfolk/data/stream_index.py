@@ -17,16 +17,13 @@ from typing import Any, final
 
 import numpy as np
 
-from kinfolk.data.captions import alike, sort_out
+from kinfolk.data.captions import TextColumn, alike, sort_out
+from kinfolk.data.change_detection import SPLIT_RANK, arrange
 from kinfolk.data.folder import folders_below, open_folder
-from kinfolk.data.groups import group_ids
-from kinfolk.data.labels import encode_labels
+from kinfolk.data.labels import encode_labels, group_ids
 from kinfolk.data.prepare import one_writer
-from kinfolk.data.samples import Places, Samples
-from kinfolk.data.shard_index import ShardIndex
-from kinfolk.data.shards import Refusals, shard_names
-from kinfolk.data.text_column import TextColumn
-from kinfolk.data.unchanged import SPLIT_RANK, arrange
+from kinfolk.data.sample_table import Places, Samples
+from kinfolk.data.shards import Refusals, ShardIndex, shard_names
 from kinfolk.errors import KinfolkError
 from kinfolk.files import DamagedFileError, read_sealed_text, telling, write_sealed_text
 

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kinfolk.stores.exact import Exact
+from kinfolk.stores.per_sample import Exact
 
 Policy = Literal["none", "linear", "step", "knn", "loss"]
 _MEMORY = 0.99

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import Exact
+from kinfolk.stores.per_sample import Exact
 
 Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""

@@ -19,7 +19,7 @@ from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule, look, ow
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
-from kinfolk.stores.exact import kept
+from kinfolk.stores.per_sample import kept
 
 
 class GloFND(Detector):

@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.conform import level_figures
-from kinfolk.clustering.dbscan import dbscan, require_finite
+from kinfolk.clustering.dbscan import Radii, dbscan, require_finite
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
-from kinfolk.clustering.radii import Radii
-from kinfolk.clustering.split import Rule
+from kinfolk.clustering.hierarchy import level_figures
+from kinfolk.clustering.hierarchy_update import Rule
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block

@@ -29,7 +29,7 @@ from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.collected import Collected
+from kinfolk.stores.per_sample import Collected
 
 Source = Literal["pass", "bank"]
 USUAL_TEMPERATURE = 0.2

@@ -17,7 +17,7 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import first_line
 from kinfolk.kinship import Places, Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import check_ids
+from kinfolk.stores.per_sample import check_ids
 
 
 class Known(Detector):

@@ -15,7 +15,7 @@ from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import UsageError
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import check_ids
+from kinfolk.stores.per_sample import check_ids
 
 
 class Oracle(Detector):

@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from kinfolk.data.progress import show_progress
-from kinfolk.data.seeding import derive_seed, generator
+from kinfolk.data.prepare import show_progress
+from kinfolk.embedding import Images, Preparation, embed
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.embed import Images, Preparation, embed
 from kinfolk.models.build import adapt
+from kinfolk.seeding import derive_seed, generator
 
 EPOCHS, FEWEST_STEPS = 20, 200
 A_TENTH = 0.09
@@ -58,7 +58,7 @@ TUNINGS = ("ifnd", "rcl")
 
 
 class Augmenting(Preparation, Protocol):
-    """What is needed of the views: `kinfolk.data.views.Views` and anything like it."""
+    """What is needed of the views: `kinfolk.data.augmentation.views.Views` and anything like it."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
         """(V, B, 3, size, size)."""

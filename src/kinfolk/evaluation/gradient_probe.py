@@ -25,12 +25,11 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from kinfolk.data.progress import show_progress
-from kinfolk.data.seeding import generator
+from kinfolk.data.prepare import show_progress
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.linear import labelled
-from kinfolk.evaluation.metrics import top5
+from kinfolk.evaluation.linear import labelled, top5
 from kinfolk.lars import LARS
+from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     Array = Tensor | np.ndarray

@@ -1,4 +1,16 @@
-"""Linear probe: multinomial logistic regression on frozen, standardised features, its ℓ2 strength chosen inside the training part.
+"""How well classes were found: among the five likeliest, mean per class, and average precision.
+
+Dimension key: M samples, K classes.
+
+What transfer fits: logistic regression for one class a sample, or for several labels.
+
+Dimension key: N training samples, M test samples, F features, K classes.
+
+Multinomial logistic regression as the probes and transfer fit it.
+
+Dimension key: N training samples, M others, K classes.
+
+Linear probe: multinomial logistic regression on frozen, standardised features, its ℓ2 strength chosen inside the training part.
 
 Dimension key: N training samples, F features, S strengths.
 """
@@ -6,21 +18,178 @@ Dimension key: N training samples, F features, S strengths.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kinfolk.data.progress import show_progress
-from kinfolk.data.seeding import generator
+from kinfolk.data.prepare import show_progress
+from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.logistic import Probe
 
 if TYPE_CHECKING:
     Array = Tensor | np.ndarray
+
+
+TOP = 5
+
+
+def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
+    """Share of the samples whose class is among the five of the highest score; (M, K), (K,) their classes, (M,). NaN up to five classes.
+
+    Example:
+        >>> top5(np.eye(6), np.arange(6), np.array([0, 1, 2, 3, 4, 9]))
+        0.8333333333333334
+    """
+    if len(classes) <= TOP:
+        return math.nan
+    likeliest = np.argpartition(-scores, TOP - 1, axis=1)[:, :TOP]
+    return float((classes[likeliest] == truth[:, None]).any(1).mean())
+
+
+def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
+    """Mean over the classes of `truth` of the share of their samples that were given the right class; (M,), (M,).
+
+    Example:
+        >>> mean_per_class(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))
+        0.5
+    """
+    if not len(truth):
+        return float("nan")
+    classes_K, class_M = np.unique(truth, return_inverse=True)
+    right_K = np.bincount(class_M, weights=predicted == truth, minlength=len(classes_K))
+    return float((right_K / np.bincount(class_M)).mean())
+
+
+def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
+    """Precision averaged over recall as the threshold falls through the scores; NaN without a positive.
+
+    Args:
+        scores: (M,) the higher, the sooner it is retrieved; equal ones at once.
+        truth: (M,) 1 positive, 0 negative, below 0: does not count.
+        points: None: Σ (Rₙ − Rₙ₋₁) Pₙ, scikit-learn's. 11: as VOC 2007 has it, the mean over the recalls 0, 0.1 … 1 of the highest
+            precision at that recall or beyond.
+    """
+    from sklearn.metrics import average_precision_score, precision_recall_curve
+
+    known = truth >= 0
+    if not (truth[known] == 1).any():
+        return float("nan")
+    if points is None:
+        return float(average_precision_score(truth[known], scores[known]))
+    precision, recall, _ = precision_recall_curve(truth[known], scores[known])
+    levels = np.linspace(0, 1, points)
+    return float(np.mean([precision[:-1][recall[:-1] >= level - 1e-12].max() for level in levels]))
+
+
+def mean_average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
+    """Mean of `average_precision` over the classes that have a positive; (M, K), (M, K). NaN where none has."""
+    found = [average_precision(scores[:, k], truth[:, k], points) for k in range(truth.shape[1])]
+    counted = [value for value in found if np.isfinite(value)]
+    return float(np.mean(counted)) if counted else float("nan")
+
+
+Metric = Literal["top1", "mean-per-class", "map"]
+NAN = float("nan")
+
+
+class OneOfMany:
+    """A class for each sample; with "map" also one against the rest for each class."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, rankers: Several | None, max_iter: int) -> None:
+        self.probe, self.classes, self.rankers = Probe(x, y, max_iter), np.unique(y), rankers
+
+    def fit(self, strength: float) -> bool:
+        """Fits all; whether they converged."""
+        converged = self.probe.fit(strength / len(self.probe.y))
+        return (self.rankers is None or self.rankers.fit(strength)) and converged
+
+    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """By name; NaN where it was not asked for."""
+        predicted = self.probe.predict(x)
+        ranked = {"map": NAN, "map-11": NAN} if self.rankers is None else self.rankers.measure(x, one_hot(y, self.classes))
+        return {**ranked, "top1": float((predicted == y).mean()), "mean-per-class": mean_per_class(predicted, y)}
+
+
+class Several:
+    """One classifier for each label that some of the samples have and others have not."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
+        self.labels = [label for label in range(y.shape[1]) if {0, 1} <= set(np.unique(y[:, label]).tolist())]
+        self.probes = [Probe(x[y[:, label] >= 0], y[y[:, label] >= 0, label], max_iter) for label in self.labels]
+
+    def fit(self, strength: float) -> bool:
+        """Fits all; whether they converged."""
+        converged = [probe.fit(strength / len(probe.y)) for probe in self.probes]
+        return all(converged)
+
+    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """By name; `y` is (M, K), as in training."""
+        scores, truth = np.stack([probe.scores(x) for probe in self.probes], 1), y[:, self.labels]
+        found = {name: mean_average_precision(scores, truth, points) for name, points in (("map", None), ("map-11", 11))}
+        return {"top1": NAN, "mean-per-class": NAN, **found}
+
+
+def one_hot(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """(M, K) whether each sample is of each class."""
+    return np.asarray(y[:, None] == classes, dtype=np.int64)
+
+
+def classifier(x: np.ndarray, y: np.ndarray, metric: Metric, max_iter: int) -> OneOfMany | Several | None:
+    """For (N,) classes or (N, K) labels; None where there is nothing to tell apart."""
+    if y.ndim == 2:
+        several = Several(x, y, max_iter)
+        return several if several.probes else None
+    if len(np.unique(y)) < 2:
+        return None
+    rankers = Several(x, one_hot(y, np.unique(y)), max_iter) if metric == "map" else None
+    return OneOfMany(x, y, rankers, max_iter)
+
+
+class Probe:
+    """Logistic regression on standardised features; every fit starts afresh, so that the chosen strength means the same in the last one."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
+        from sklearn.linear_model import LogisticRegression
+
+        self.mean = x.mean(0, dtype=np.float64).astype(np.float32)
+        deviation = x.std(0, dtype=np.float64).astype(np.float32)
+        self.deviation = np.where(deviation > 0, deviation, np.float32(1))
+        self.x, self.y = self._standardised(x), y
+        self.model: Any = LogisticRegression(solver="lbfgs", max_iter=max_iter)
+
+    def fit(self, strength: float) -> bool:
+        """Fits with the penalty `strength`; says whether it converged."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        self.model.set_params(C=1 / (strength * len(self.y)))  # scikit-learn weighs the sum of the losses against ‖w‖² / 2
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            self.model.fit(self.x, self.y)
+        return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """(M,) the class each row is given."""
+        return np.asarray(self.model.predict(self._standardised(x)))
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """(M, K) the logits of the classes in order; (M,) of the higher one where there are two."""
+        return np.asarray(self.model.decision_function(self._standardised(x)))
+
+    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Share of the rows whose class is found."""
+        return float((self.predict(x) == y).mean())
+
+    def top5(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Share of the rows whose class is among the five likeliest; NaN up to five classes."""
+        return top5(self.scores(x).reshape(len(x), -1), np.asarray(self.model.classes_), y)
+
+    def _standardised(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray((x - self.mean) / self.deviation)
+
 
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
@@ -104,18 +273,6 @@ def linear_probe(
     probe = Probe(x, y, max_iter)
     converged = probe.fit(strength)
     return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged, probe.top5(xt, yt))
-
-
-def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
-    """(N,) True for the samples held out: of each class with at least two samples `share`, rounded, at least one and never all."""
-    key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
-    order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
-    held = np.zeros(len(y), dtype=bool)
-    for label in np.unique(y):
-        members = order[y[order] == label]
-        if len(members) > 1:
-            held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
-    return held
 
 
 def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,21 +1,208 @@
-"""The protocols as `kinfolk eval` runs them on the encoder's features: nearest neighbours, linear probes, transfer, clusters.
+"""Results on disk: one `RUN/eval/PROTOCOL.json` for each protocol, written whole or not at all.
+
+The protocols as `kinfolk eval` runs them on more than features: fine-tuning of the encoder, and the false negatives of the method.
+
+Each returns what `RUN/eval/PROTOCOL.json` holds. Dimension key: N training samples, V views, D embedding, B anchors.
+
+The protocols as `kinfolk eval` runs them on the encoder's features: nearest neighbours, linear probes, transfer, clusters.
 
 Each returns what `RUN/eval/PROTOCOL.json` holds.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from kinfolk.data.augmentation.views import Views
+from kinfolk.detectors import GloFND
+from kinfolk.embedding import Divided, Parts, divide, embed
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.clusters import SEEDS, Normaliser
-from kinfolk.evaluation.parts import Divided, Parts, divide
-from kinfolk.evaluation.subsets import ListedSubset, read_subset
+from kinfolk.evaluation.semi_supervised import ListedSubset, label_subset, read_subset
+from kinfolk.files import write_text
+from kinfolk.seeding import generator
+
+if TYPE_CHECKING:
+    from kinfolk.data.images import ImageData
+    from kinfolk.frameworks.base import Framework
+
+
+FOLDER = "eval"
+
+
+def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> Path:
+    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`, over an older one; numbers that are not finite become null."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", protocol):
+        raise ValueError(f"`protocol` (={protocol!r}) must be lower-case letters, digits, - and _")
+    folder = Path(run) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{protocol}.json"
+    text = json.dumps(_plain({"protocol": protocol, **result}), indent=2, allow_nan=False)
+    write_text(path, text + "\n")
+    return path
+
+
+def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
+    """All results of a run by protocol, in alphabetical order; empty where nothing has been evaluated."""
+    results = {}
+    for path in sorted((Path(run) / FOLDER).glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise KinfolkError(f"{path} is not valid JSON ({error}); evaluate again or remove it.") from error
+        if not isinstance(result, dict):
+            raise KinfolkError(f"{path} holds no result; evaluate again or remove it.")
+        results[path.stem] = result
+    return results
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it: numpy and torch numbers as numbers, keys as text, what is not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and hasattr(value, "ndim"):
+        return _plain(value.item() if value.ndim == 0 else value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+FINETUNED = (0.1, 0.01)
+MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
+
+
+def run_finetune(
+    encoder: nn.Module,
+    images: ImageData,
+    views: Views,
+    parts: Parts,
+    seed: int,
+    *,
+    fractions: Sequence[float] = FINETUNED,
+    lists: Sequence[Path] = (),
+    settings: str = "ifnd",
+    epochs: int | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Fine-tuning on shares of the labels, or on those that `lists` name, each from the encoder as it is; `accuracy` is the mean over them.
+    `settings`: a name of `finetune.TUNINGS`."""
+    from kinfolk.evaluation.finetune import finetune, tuning
+
+    used = divide(parts, seed, "fine-tuning")
+    cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ids, labels, test_ids, test_labels = map(torch.from_numpy, (used.train_ids, used.train_y, used.test_ids, used.test_y))
+    wanted = [
+        (fraction, label_subset(used.train_y, fraction, seed), of_subset(None, 0)) for fraction in sorted(set(fractions), reverse=True)
+    ]
+    named = listed_among(used, lists, images.samples.keys)
+    wanted += [(float(each.used.mean()), each.used, of_subset(each.name, each.listed)) for each in named]
+    rows = []
+    for fraction, mask, subset in wanted:
+        chosen = torch.from_numpy(mask)
+        found = finetune(
+            encoder,
+            images,
+            cropping,
+            (ids[chosen], labels[chosen]),
+            (test_ids, test_labels),
+            epochs=epochs,
+            seed=seed,
+            device=device,
+            progress=progress,
+            **tuning(settings, fraction),
+        )
+        rows.append({**subset, "fraction": fraction, "labels": int(chosen.sum()), **asdict(found)})
+        if found.top5 != found.top5:
+            del rows[-1]["top5"]
+    return {
+        **averages(rows),
+        "fractions": rows,
+        "finetuning": settings,
+        "train": len(labels),
+        "test": len(test_labels),
+        "seed": seed,
+        "measured_on": used.measured_on,
+    }
+
+
+class Augmented:
+    """Augmented images where `embed` asks for them as they are: one view of each, drawn anew in every call."""
+
+    def __init__(self, views: Views, seed: int, version: int) -> None:
+        self.views, self.seed, self.version, self.calls = views, seed, version, 0
+
+    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
+        """(B, 3, size, size) augmented."""
+        draw = generator(self.seed, "augmented", self.version, self.calls, device=pixels.device)
+        self.calls += 1
+        return self.views(pixels, draw, aspect=aspect, num_views=1)[0]
+
+
+def run_kin(
+    framework: Framework,
+    images: ImageData,
+    views: Views,
+    seed: int,
+    *,
+    alpha: float | None = None,
+    most_anchors: int = MOST_ANCHORS,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Whom the method flags at the end of its training, over all its training samples and two views of each, in the space it contrasts;
+    beside it what the exact quantile would flag, and how similar true positives and false negatives are."""
+    from kinfolk.evaluation.detection import judge_kin
+    from kinfolk.evaluation.retrieval import kin_similarity, threshold_error
+
+    num = images.num_train
+    if images.labels is None or not bool((images.labels[:num] >= 0).any()):
+        raise UsageError("the training samples have no labels; whether a flagged pair is a false negative can't be told")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ids, labels = torch.arange(num), images.labels[:num]
+    parts = [
+        embed(framework, images, Augmented(views, seed, view), ids, device=device, progress=progress, projected=True)
+        for view in range(NUM_VIEWS)
+    ]
+    framework.to("cpu")
+    z_NVD = torch.stack(parts, 1)
+    detector = framework.detectors[0] if len(framework.detectors) == 1 else None  # several see parts of the embedding
+    learner = None if detector is None else next((part for part in detector.modules() if isinstance(part, GloFND)), None)
+    own = None if learner is None or learner.alphas is not None else learner.alpha  # an α of each sample's own has no exact peer here
+    share = alpha or own or ALPHA
+    anchors = ids if num <= most_anchors else torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most_anchors].sort().values
+    find = None if detector is None else lambda block: detector.find(block).levels
+    with torch.no_grad():
+        found = judge_kin(z_NVD, labels, share, find, anchors=anchors, progress=progress)
+    similar = kin_similarity(z_NVD, labels)
+    result: dict[str, Any] = {} if found.rule is None else found.rule.metrics()
+    result["exact"] = found.exact.metrics()
+    if learner is not None and share == own:
+        result["threshold"] = threshold_error(learner.thresholds[anchors], found.thresholds)._asdict()
+    return {
+        **result,
+        "tp_similarity": similar.true_positive,
+        "fn_similarity": similar.false_negative,
+        "tn_similarity": similar.true_negative,
+        "alpha": share,
+        "anchors": len(anchors),
+        "samples": num,
+        "views": NUM_VIEWS,
+        "seed": seed,
+        "measured_on": "train split" if len(anchors) == num else f"{len(anchors):,} anchors against the train split",
+    }
 
 
 def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
@@ -58,7 +245,7 @@ def run_semi(
 ) -> dict[str, Any]:
     """Linear probes on shares of the labels, or on the labels that `lists` name; `accuracy` is the mean over them, as in the column Average
     of the GloFND paper's Table 1. `keys`: of all samples, for the lists."""
-    from kinfolk.evaluation.semi import semi_supervised
+    from kinfolk.evaluation.semi_supervised import semi_supervised
 
     used = divide(parts, seed, "the linear probe")
     given = (used.train_x, used.train_y, used.test_x, used.test_y)

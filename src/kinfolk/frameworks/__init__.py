@@ -5,8 +5,7 @@ from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SogCLRCLIP
 from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
 from kinfolk.frameworks.la import LA
-from kinfolk.frameworks.moco import MoCo
-from kinfolk.frameworks.mocov3 import MoCoV3
+from kinfolk.frameworks.moco import MoCo, MoCoV3
 from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.rcl import RCL

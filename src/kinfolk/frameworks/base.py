@@ -17,7 +17,7 @@ from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
 from kinfolk.objectives.base import unit
 from kinfolk.stats import Stats
-from kinfolk.stores.exact import OnHost
+from kinfolk.stores.per_sample import OnHost
 
 
 @dataclass(frozen=True)

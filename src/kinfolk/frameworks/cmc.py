@@ -23,7 +23,7 @@ from kinfolk.objectives import LocalAggregation, NTXent, Objective
 from kinfolk.objectives.base import Shared, with_detector
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank, Draw
-from kinfolk.stores.exact import finite
+from kinfolk.stores.per_sample import finite
 
 
 class CMC(Framework):

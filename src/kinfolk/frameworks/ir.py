@@ -17,8 +17,8 @@ from kinfolk.objectives import LocalAggregation, NTXent
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
-from kinfolk.stores.draw import Draw
-from kinfolk.stores.exact import finite
+from kinfolk.stores.memory_bank import Draw
+from kinfolk.stores.per_sample import finite
 
 
 class IR(Framework):

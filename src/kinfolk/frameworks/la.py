@@ -18,7 +18,7 @@ from kinfolk.objectives import LocalAggregation
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
-from kinfolk.stores.exact import finite
+from kinfolk.stores.per_sample import finite
 
 
 class LA(Framework):

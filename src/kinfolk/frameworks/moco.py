@@ -1,11 +1,20 @@
-"""MoCo: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020, equations 1 and 2, in the form of its
+"""The slow copy of encoder and head: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020, eq. 2; its
+momentum rises to 1 as in Grill et al., Bootstrap Your Own Latent, NeurIPS 2020, section 3.3, or is constant.
+
+MoCo: He et al., Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020, equations 1 and 2, in the form of its
 second version (Chen et al., Improved Baselines with Momentum Contrastive Learning, 2020).
 
 Dimension key: V views, B batch, A anchors (A = B, or 2B where symmetric), D embedding, Q places of the queue.
+
+MoCo v3: Chen, Xie, He, An Empirical Study of Training Self-Supervised Vision Transformers, ICCV 2021, equation 1 and algorithm 1.
+
+Dimension key: V = 2 views, B batch, D embedding.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -13,15 +22,77 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.cautions import warn_if_queue_too_large
+from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.momentum import MomentumCopy, MomentumSchedule
-from kinfolk.models.heads import embedding_size
+from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.base import Shared, unit
 from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.stats import Stats
 from kinfolk.stores import Queue
-from kinfolk.stores.exact import finite
+from kinfolk.stores.per_sample import finite
+
+MomentumSchedule = Literal["constant", "cosine"]
+
+
+class MomentumCopy(nn.Module):
+    """A copy of encoder and head that follows them slowly: θ′ ← m·θ′ + (1 − m)·θ after every optimiser step.
+
+    Its parameters have no gradient: the optimiser leaves them out, and so does DDP, where every rank computes them alike. Its buffers are
+    its own, as in the published code: in training its BatchNorms normalise by the batch before them, whose running statistics they
+    keep for `eval()`; the average of the weights has nothing to say about those.
+
+    Args:
+        encoder, head: what is copied, as it is now.
+        momentum: m in [0, 1); 0: an exact copy after every step.
+        schedule: "constant"; or "cosine": in epoch e of E, 1 − (1 − m) (1 + cos(π e / E)) / 2, which rises from m to 1. `set_progress`
+            moves it, once an epoch, where BYOL moves it with every step.
+
+    State: all of its parameters and buffers, in `state_dict()`.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, momentum: float, schedule: MomentumSchedule = "constant") -> None:
+        super().__init__()
+        if not 0 <= momentum < 1:
+            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the copy would never learn")
+        if schedule not in get_args(MomentumSchedule):
+            raise ValueError(f"`momentum_schedule` (={schedule!r}) must be one of {', '.join(get_args(MomentumSchedule))}")
+        self.base_momentum = self.momentum = momentum
+        self.schedule = schedule
+        self.encoder, self.head = copy.deepcopy(encoder), copy.deepcopy(head)
+        self.requires_grad_(False)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        """Sets the momentum of this epoch, counted from 0."""
+        if self.schedule == "cosine":
+            self.momentum = 1 - (1 - self.base_momentum) * (1 + math.cos(math.pi * epoch / num_epochs)) / 2
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, D) embeddings, without gradient."""
+        embedded: Tensor = self.head(self.encoder(images))
+        return embedded
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """(B, F) features, without gradient."""
+        features: Tensor = self.encoder(images)
+        return features
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) embeddings of unit norm, without gradient."""
+        return F.normalize(self(images), dim=-1)
+
+    @torch.no_grad()
+    def follow(self, encoder: nn.Module, head: nn.Module) -> None:
+        """One step towards the weights of `encoder` and `head`."""
+        fast = [param.detach() for part in (encoder, head) for param in part.parameters()]
+        slow = [param.detach() for part in (self.encoder, self.head) for param in part.parameters()]
+        torch._foreach_lerp_(slow, fast, 1 - self.momentum)
+
+    def extra_repr(self) -> str:
+        return f"momentum={self.base_momentum}" + ("" if self.schedule == "constant" else f", schedule={self.schedule!r}")
+
 
 ClusterEncoder = Literal["query", "momentum"]
 
@@ -97,6 +168,74 @@ class MoCo(Framework):
     @property
     def refresh_model(self) -> nn.Module:
         return self if self.cluster_encoder == "query" else self.slow
+
+    def after_step(self) -> None:
+        self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)
+
+
+class MoCoV3(Framework):
+    """Each view's prediction against the keys that a slow copy of the encoder makes of the batch's other views; there is no queue.
+
+        loss = ½ Σ_{(a, b) = (1, 2), (2, 1)} mean_i ( −q_i^a·k_i^b / t + log( exp(q_i^a·k_i^b / t) + Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
+
+    q^a is the prediction of view a, k^b the key of view b. The negatives are the keys of the same view of the other samples of all ranks.
+    Each step visits the detector twice, once in each direction.
+
+    Args:
+        encoder, head: of the queries; the encoder is evaluated and exported. The keys' are a `MomentumCopy` of them.
+        momentum: m of the copy.
+        momentum_schedule: see `MomentumCopy`; "cosine" as in the paper.
+        predictor_size: width of the predictor's hidden layer.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+
+    State: the copy, the predictor, and the detector's.
+
+    Deviates from the paper in: the loss is the mean of both directions, and without the factor 2t, so it is that of the paper divided by
+    4t; the momentum moves once an epoch; a batch of both views goes through the encoder at once, so BatchNorm sees them together.
+    """
+
+    paper: ClassVar[str] = "Chen et al., ICCV 2021"
+    needs: ClassVar[str] = "large batches"
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        momentum: float = 0.99,
+        momentum_schedule: MomentumSchedule = "cosine",
+        predictor_size: int = 4096,
+        temperature: float = 0.2,
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(encoder, head, NTXent(temperature, **shared))
+        size = embedding_size(encoder, head)
+        self.predictor = projection_head(size, predictor_size, size, last_norm=True, last_affine=False)
+        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
+        self._stats = Stats.empty()
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last step, over both directions."""
+        return self._stats
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        ids, images = integer_ids(ids, views.device), views.flatten(0, 1)
+        queries = self.predictor(self.head(self.encoder(images))).chunk(2)
+        keys = unit(self.slow(images)).chunk(2)
+        losses, self._stats = [], Stats.empty(ids.device)
+        for query, key in zip(queries, reversed(keys), strict=True):
+            pairs = Pairs(query, key, key.unsqueeze(1), ids, ids, unit_candidates=True, local_candidates=True, collected=key)
+            losses.append(self.objective.on(pairs))
+            self._stats = self._stats + self.objective.stats
+        return torch.stack(losses).mean()
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) the momentum encoder's embedding, which the candidates are made of."""
+        return F.normalize(self.slow(images), dim=-1)
 
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.frameworks.momentum import MomentumSchedule
-from kinfolk.frameworks.retrieval import nearest
-from kinfolk.frameworks.support import SupportFramework
+from kinfolk.frameworks.moco import MomentumSchedule
+from kinfolk.frameworks.support_queue import SupportFramework, nearest
 from kinfolk.objectives import RelativeContrast
 from kinfolk.objectives.base import Shared
 

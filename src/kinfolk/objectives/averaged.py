@@ -17,8 +17,7 @@ from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows
 from kinfolk.objectives.base import Objective, Shared
-from kinfolk.stores.exact import grouped
-from kinfolk.stores.per_sample import PerSample
+from kinfolk.stores.per_sample import PerSample, grouped
 
 
 class Averaged(Objective):

@@ -18,7 +18,7 @@ from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, two_views
 from kinfolk.stats import Labels, Stats
-from kinfolk.stores.exact import finite, skips
+from kinfolk.stores.per_sample import finite, skips
 
 
 class Shared(TypedDict, total=False):

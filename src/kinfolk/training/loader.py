@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kinfolk.data.seeding import generator
 from kinfolk.data.stream import StreamedPixels, StreamOrder
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.seeding import generator
 
 AHEAD = 4
 """Batches of streamed data that are read at the same time, so that no decoder waits for the last image of a batch."""

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
-from kinfolk.training.journal import Journal
-from kinfolk.training.log import FILE_ONLY
+from kinfolk.training.metrics_log import FILE_ONLY, Journal
 from kinfolk.training.module import TrainingModule
 
 LOG = logging.getLogger("kinfolk.training")

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from kinfolk.errors import UsageError
-from kinfolk.training.config import TrainConfig
-from kinfolk.training.keys import nearest
+from kinfolk.training.config import TrainConfig, nearest
 
 FOLDER = Path(__file__).parent / "recipes"
 

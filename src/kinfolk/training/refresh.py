@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
-from kinfolk.data.views import Views
-from kinfolk.evaluation.embed import Tracker, embed, embedding, evaluating
-from kinfolk.evaluation.embed_parts import embed_in_parts, share_statistics
+from kinfolk.embedding import Tracker, embed, embed_in_parts, embedding, evaluating, share_statistics
 from kinfolk.frameworks import Framework
-from kinfolk.stores.collected import Collected
+from kinfolk.stores.per_sample import Collected
 from kinfolk.training.module import TrainingModule
 
 

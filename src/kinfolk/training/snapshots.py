@@ -13,17 +13,17 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from kinfolk.data.identity import samples_digest
+from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
-from kinfolk.data.seeding import generator
-from kinfolk.data.views import Views
+from kinfolk.data.sample_table import samples_digest
+from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.embed import embed
 from kinfolk.files import check_safetensors, write_safetensors
-from kinfolk.training.clusters import accepted_labels
+from kinfolk.seeding import generator
+from kinfolk.training.config import SnapshotConfig
+from kinfolk.training.epoch_metrics import accepted_labels
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.run import Run
-from kinfolk.training.sections import SnapshotConfig
+from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 SAMPLES = "kinfolk.samples"
 """Key of the digest of the list of samples that the ids are of."""
@@ -97,21 +97,3 @@ def _read(path: Path, samples: str | None) -> Snapshot | None:
         return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
     except (KinfolkError, SafetensorError, OSError, KeyError):
         return None
-
-
-def cut_snapshots(folder: Path, epoch: int) -> None:
-    """Removes those after `epoch`, which a resumed training will write again."""
-    for path in folder.glob("epoch-*.safetensors"):
-        if epoch_of(path) > epoch:
-            path.unlink()
-
-
-def snapshot_file(folder: Path, epoch: int) -> Path:
-    """Where the one after `epoch` is written."""
-    return folder / f"epoch-{epoch:04d}.safetensors"
-
-
-def epoch_of(path: Path) -> int:
-    """The number in its name; −1 for another file."""
-    number = path.stem.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1

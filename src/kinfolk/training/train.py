@@ -14,32 +14,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from kinfolk.cautions import warn_if_silent
-from kinfolk.data.handover import hand_over, take_over
-from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
-from kinfolk.data.sources import Source
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.data.prepare import hand_over, take_over
+from kinfolk.data.sample_table import samples_digest
+from kinfolk.data.source import Source
+from kinfolk.errors import KinfolkError, UsageError, warn_if_silent
 from kinfolk.files import plain_errors
-from kinfolk.models.pair import save_towers
+from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
-from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
-from kinfolk.training.changes import identity, refuse_changes
+from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed, read_text
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.devices import global_rank
-from kinfolk.training.hold import held
-from kinfolk.training.knn import Knn, require_measured
+from kinfolk.training.epoch_metrics import ClusterQuality, Knn, require_measured
+from kinfolk.training.launch import announce, global_rank, naming_lost_ranks, sign_in, telling_others, together, wait_for
 from kinfolk.training.loader import BatchLoader
-from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
+from kinfolk.training.metrics_log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
-from kinfolk.training.ranks import announce, naming_lost_ranks, sign_in, telling_others, together, wait_for
 from kinfolk.training.refresh import Refresh
-from kinfolk.training.run import Run
-from kinfolk.training.snapshots import Snapshots
-from kinfolk.training.start import (
+from kinfolk.training.run_folder import (
+    Run,
+    held,
     last_state,
     nothing_begun,
     num_processes,
@@ -49,7 +44,8 @@ from kinfolk.training.start import (
     tell_start,
     write_start,
 )
-from kinfolk.training.towers import read_text
+from kinfolk.training.settings import identity, refuse_changes
+from kinfolk.training.snapshots import Snapshots
 from kinfolk.training.trainer import build_trainer
 
 if TYPE_CHECKING:

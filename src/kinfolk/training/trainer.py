@@ -10,13 +10,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
-from kinfolk.training.checkpoint import AtomicCheckpointIO
+from kinfolk.training.checkpoint import AtomicCheckpointIO, Keeper
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.journal import Journal, Measurement
-from kinfolk.training.keeper import Keeper
+from kinfolk.training.metrics_log import Journal, Measurement
 from kinfolk.training.progress import ProgressBar
 from kinfolk.training.refresh import Refresh
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 
 
 def build_trainer(
