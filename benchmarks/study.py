@@ -83,7 +83,7 @@ def limited(data: Path, limit: int | None, out: Path, held_out: float = 0, by: s
 def forked(target: Callable[..., object], *given: object) -> None:
     """Calls the function in a process of its own: a fork, which has the imports behind it."""
     import kinfolk.cli.measure
-    import kinfolk.training.run  # noqa: F401  the heavy ones
+    import kinfolk.training.train  # noqa: F401  the heavy ones
 
     process = multiprocessing.get_context("fork").Process(target=target, args=given)
     process.start()
@@ -101,12 +101,11 @@ def command(*words: object) -> None:
 
 def probed(folder: Path, data: Path, strengths: dict[float, float], draws: int = 3) -> None:
     """kNN and linear probes of a run, written where `kinfolk eval` writes. `strengths`: percent of the labels → ℓ2 penalty."""
+    from kinfolk.embedding import divide, take_parts
     from kinfolk.evaluation.linear import linear_probe
-    from kinfolk.evaluation.parts import divide, take_parts
-    from kinfolk.evaluation.protocols import run_knn
-    from kinfolk.evaluation.results import write_result
-    from kinfolk.evaluation.subsets import label_subset
-    from kinfolk.training.opened import open_run
+    from kinfolk.evaluation.protocols import run_knn, write_result
+    from kinfolk.evaluation.semi_supervised import label_subset
+    from kinfolk.training.load_run import open_run
 
     opened = open_run(folder)
     images = opened.data(data)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparing.seeds import gap_closed, p_value, spread
+from kinfolk.comparing.statistics import gap_closed, p_value, spread
 
 BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}
