@@ -17,6 +17,7 @@ OMP_NUM_THREADS=1 two single-threaded runs do more than one with two threads). `
     stages: [{name: screening, datasets: […], methods: […], seeds: [0]}]       each part may be left out: all of them, seed 0
     methods: {NAME: {labels: track_train}}                  the oracle goes by this array of the file, not by the classes
     methods: {NAME: {labels: {precision: 0.5, recall: 0.3}}}    or by the classes, corrupted to about these
+    methods: {NAME: {files: {pairs: near}}}                 `detector.pairs` is the file that the data set names `near` under its `files`
 
     probes: {100: 0.001, 10: 0.01, 1: 0.1}      in the place of `protocol`: kNN, and the linear probe on these percent of the labels with
                                                 this ℓ2 strength, not chosen anew for each run; seconds instead of minutes
@@ -211,6 +212,8 @@ def _prepared(study: dict[str, Any], data_dir: Path, out: Path, job: Job) -> tup
     held_out = {key: described[key] for key in ("held_out", "by") if key in described}
     data = limited(data_dir / described["file"], described.get("limit"), out, **held_out)
     change = settings_of(study, job.method, job.dataset)
+    named = {key: str(data_dir / described["files"][name]) for key, name in change.pop("files", {}).items()}
+    change = merged(change, {"detector": named}) if named else change
     if (labels := change.pop("labels", None)) is not None:
         change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
     print(f"{job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)

@@ -48,10 +48,13 @@ def configurations() -> list[Any]:
 
 
 @pytest.mark.parametrize(("document", "name", "dataset"), configurations())
-def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None) -> None:
+def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None, tmp_path: Path) -> None:
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     change = study.settings_of(document, name, dataset)
     change.pop("labels", None)
+    if "pairs" in change.pop("files", {}):
+        (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
+        change = study.merged(change, {"detector": {"pairs": str(tmp_path / "pairs.csv")}})
     method = study.method_of(name, change)
     config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
     data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100)
@@ -139,6 +142,7 @@ def test_no_two_rows_are_the_same_training(path: Path) -> None:
     for name in document["methods"]:
         change = study.settings_of(document, name)
         labels = change.pop("labels", None)
+        change = study.merged(change, {"detector": files}) if (files := change.pop("files", {})) else change
         method = study.method_of(name, change)
         config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
         for part in (config.framework, config.detector):
