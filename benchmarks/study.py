@@ -109,7 +109,7 @@ def probed(folder: Path, data: Path, strengths: dict[float, float], draws: int =
     from kinfolk.training.load_run import open_run
 
     opened = open_run(folder)
-    images = opened.data(data)
+    images = opened.data(str(data))
     parts = take_parts(images, opened.features(images))
     write_result(folder, "knn", run_knn(parts, k=20, temperature=0.1))
     used, found = divide(parts, 0, "the linear probe"), []
@@ -191,7 +191,10 @@ def _outcomes(
 ) -> Iterator[tuple[Job, Outcome]]:
     """Each job with what its run says of itself, or why there is none, as they finish."""
     began = time.monotonic()
-    late = lambda: hours is not None and time.monotonic() - began > 3600 * hours  # noqa: E731
+
+    def late() -> bool:
+        return hours is not None and time.monotonic() - began > 3600 * hours
+
     if beside == 1:
         yield from ((job, _outcome(*_prepared(study, data_dir, out, job))) for job in todo if not late())
         return
