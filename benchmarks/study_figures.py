@@ -1,9 +1,10 @@
 """Tables and figures of the study of gains, made from its file of results alone.
 
-    .venv/bin/python benchmarks/study_figures.py [benchmarks/results/gain.json] [--images docs/images]
+    .venv/bin/python benchmarks/study_figures.py [benchmarks/results/gain.json] [--page docs/results.md] [--images docs/images]
 
-Prints one Markdown table for each data set and writes `gain-map.svg` and `gain-epochs.svg`. A figure is drawn by plotly; Chromium turns it
-into SVG, so `chromium` (or google-chrome) must be on the PATH.
+Prints one Markdown table for each data set; with `--page` they replace what stands in that page between `<!-- table DATASET -->` and
+`<!-- end -->`. With `--images` it draws `gain-map.svg` and `gain-epochs.svg` by plotly; Chromium turns them into SVG, so `chromium` (or
+google-chrome) must be on the PATH.
 """
 
 from __future__ import annotations
@@ -87,6 +88,19 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def with_tables(page: str, tables: Mapping[str, str]) -> str:
+    """The page with each table between its comments.
+
+    Example:
+        >>> with_tables("<!-- table a -->\\nold\\n<!-- end -->", {"a": "new"})
+        '<!-- table a -->\\n\\nnew\\n\\n<!-- end -->'
+    """
+    for dataset, text in tables.items():
+        pattern = rf"(<!-- table {re.escape(dataset)} -->\n).*?(<!-- end -->)"
+        page = re.sub(pattern, lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
+    return page
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -228,13 +242,16 @@ Plotly.newPlot(div, figure.data, figure.layout, {{staticPlot: true}})
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="?", default=Path(__file__).parent / "results" / "gain.json")
+    parser.add_argument("--page", type=Path, help="Markdown page whose tables are replaced")
     parser.add_argument("--images", type=Path, help="folder of the figures; none are drawn unless given")
     parser.add_argument("--map", default="gtsrb", help="data set of the figures")
     options = parser.parse_args()
     results = read(options.results)
-    for dataset, rows in results.items():
-        if BASE in rows:
-            print(f"\n{dataset}; percent\n\n{table(rows)}")
+    tables = {dataset: table(rows) for dataset, rows in results.items() if BASE in rows}
+    for dataset, text in tables.items():
+        print(f"\n{dataset}; percent\n\n{text}")
+    if options.page is not None:
+        options.page.write_text(with_tables(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
     if options.images is not None:
         rows = results[options.map]
         write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 480)
