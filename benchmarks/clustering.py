@@ -117,7 +117,7 @@ def find_seconds(detector: IFND, num_samples: int, repetitions: int = 100) -> fl
         ids = torch.randperm(num_samples, generator=g)[:BATCH]
         rows = ids.repeat_interleave(2)
         sim = torch.rand(2 * BATCH, 2 * BATCH, generator=g).masked_fill_(rows.unsqueeze(1) == rows, -torch.inf)
-        block = Block(sim, ids, rows, 2, torch.full((2 * BATCH,), 2 * BATCH - 2))
+        block = Block(sim, ids, rows, 2, torch.full((BATCH,), 2 * BATCH - 2))
         times.append(seconds(partial(detector.find, block)))
     return statistics.median(times)
 

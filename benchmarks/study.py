@@ -83,7 +83,7 @@ def limited(data: Path, limit: int | None, out: Path, held_out: float = 0, by: s
 
 def forked(target: Callable[..., object], *given: object) -> None:
     """Calls the function in a process of its own: a fork, which has the imports behind it."""
-    import kinfolk.cli.measure
+    import kinfolk.cli.run_protocols
     import kinfolk.training.train  # noqa: F401  the heavy ones
 
     process = multiprocessing.get_context("fork").Process(target=target, args=given)

@@ -30,6 +30,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,6 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
 from kinfolk.detectors.base import Found
-from kinfolk.detectors.quantile import normal_level
 from kinfolk.pairs import Block
 
 N, D, ALPHA, BATCH = 20_000, 128, 0.01, 128
@@ -58,6 +58,11 @@ class Run:
     name: str
     detector: GloFND
     shares: list[float] = field(default_factory=list)
+
+
+def normal_level(share: float) -> float:
+    """What the share of a standard normal distribution lies above."""
+    return NormalDist().inv_cdf(1 - share)
 
 
 def mixture(clusters: int, spread: float, generator: torch.Generator) -> Tensor:
@@ -214,7 +219,7 @@ class Similarities:
         """(b,) exact for candidates that are drawn, and half way between neighbours for those that stay."""
         mean, spread = self.own(visit)
         if self.fixed is None:
-            return mean.squeeze(1) + spread.squeeze(1) * normal_level(torch.tensor(alpha))
+            return mean.squeeze(1) + spread.squeeze(1) * normal_level(alpha)
         k = max(1, round(alpha * self.source.n))
         seen = torch.cat([self.at(visit) for _ in range(8)], 1)
         return seen.topk(8 * k + 1, 1).values[:, 8 * k - 1 :].mean(1)
@@ -241,7 +246,7 @@ def cell(source: Source, expected: float, mean: float, spread: float, turning: f
 
 def fits(source: Source, expected: float, mean: float, spread: float, jump: float) -> bool:
     """Whether the similarities, and thresholds a little above their quantile, stay within [−1, 1]."""
-    reach = 1.5 * spread * (1 + normal_level(torch.tensor(expected / source.n)).item())
+    reach = 1.5 * spread * (1 + normal_level(expected / source.n))
     return mean + max(jump, 0) + reach < 1 and mean + min(jump, 0) - 3 * spread > -1
 
 

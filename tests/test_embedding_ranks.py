@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import embed, embed_in_parts
+from tests.ranks import spawn
 from tests.test_embedding import Framework, Pictures
 
 NUM_SAMPLES = 11
@@ -51,7 +51,7 @@ def _child(rank: int, folder: str) -> None:
 
 
 def test_ranks_share_the_work(tmp_path: Path) -> None:
-    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_child, (str(tmp_path),), nprocs=2)
     want = embed(made(0), Pictures(NUM_SAMPLES + 3), Views("plain", 8), torch.arange(NUM_SAMPLES))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert torch.equal(first, second)

@@ -44,10 +44,9 @@ class Across:
             assert isinstance(roles.kin, Interval)
             assert roles.kin.lower_R is not None
             slack = 4 * torch.finfo(lse_R.dtype).eps
-            above_R = roles.kin.lower_R.to(lse_R.dtype) + slack
+            above_R = roles.kin.lower_R.to(lse_R.dtype) + slack  # one row for each sample
             cut_R = cut_R if weighed.cut_R is None else weighed.cut_R
-        silent_R = (scale_R == 0) | (lse_R == -torch.inf)
-        log_factor_R = torch.where(silent_R, LEFT_OUT, scale_R.log() - lse_R)
+        log_factor_R = torch.where(scale_R == 0, LEFT_OUT, scale_R.log() - lse_R)
         self._noted.append((log_factor_R, above_R, cut_R))
         self.d_own.append(d_own_RP)
         if d_temperature is not None:
@@ -57,8 +56,12 @@ class Across:
         """Joins what was noted of all blocks and ranks; between the two directions."""
         columns = [torch.cat(parts) for parts in zip(*self._noted, strict=True)]
         if sizes is not None:
-            columns = [distributed.gather_rows(column, sizes) for column in columns]
+            columns = distributed.gather_together(columns, sizes)
         self._columns = columns
+
+    def own(self, rows: slice) -> Tensor:
+        """(R, P) the other direction's derivative by the similarities of the own pairs, of these rows."""
+        return (self.d_own[0] if len(self.d_own) == 1 else torch.cat(self.d_own))[rows]
 
     def push(self, sim_RC: Tensor) -> Tensor:
         """(R, C) the other direction's part of ∂loss/∂s."""

@@ -33,7 +33,7 @@ from kinfolk.compiling import compiled
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Roles, Weighed, weigh
 from kinfolk.pairs import LEFT_OUT, Block, Pairs, own_matches
-from kinfolk.stats import Labels, Stats, alike_similarity, count, summed
+from kinfolk.stats import Labels, Stats, count, summed
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
 """Similarities at a time; on a CPU as many as stay in the cache between two passes, and make a product large enough to be fast."""
@@ -42,34 +42,36 @@ _NOTHING = Found((Roles(),))
 
 @dataclass(frozen=True)
 class Rows:
-    """What an objective is told of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
+    """What an objective is given of a block: per row the own positives, the kept negatives as one number, and the attracted kin.
 
     `temperature` is a number or a tensor without dimensions, or (R,) where each row has its own, and then `mean_sim_R`, the s̄ above, is
-    there too. `flagged_R` is the number of kin, `weight_R` Σ w. Of attracted kin: Σ y, Σ y s and, for objectives that pool them inside the
-    logarithm, log Σ y exp(s / t); None where none are attracted. `degree_RP` is there where the pairs have degrees."""
+    there too. `flagged_R` is the number of kin, None where none can be; `weight_R` is Σ w, for objectives with `reads_weight`. Of attracted
+    kin: Σ y, Σ y s and, for objectives that pool them inside the logarithm, log Σ y exp(s / t); None where none are attracted. `degree_RP`
+    is there where the pairs have degrees. `learned`: whether the derivative by the temperature is wanted."""
 
     own_RP: Tensor
     lse_R: Tensor
-    weight_R: Tensor
-    flagged_R: Tensor
-    kin_mass_R: Tensor | None
-    kin_sum_R: Tensor | None
-    kin_lse_R: Tensor | None
     ids: Tensor
     num_views: int
     temperature: float | Tensor
+    flagged_R: Tensor | None = None
+    weight_R: Tensor | None = None
+    kin_mass_R: Tensor | None = None
+    kin_sum_R: Tensor | None = None
+    kin_lse_R: Tensor | None = None
     mean_sim_R: Tensor | None = None
     degree_RP: Tensor | None = None
+    learned: bool = False
 
     def per_row(self, values_b: Tensor) -> Tensor:
         """(R,) a quantity of each sample, for each of its rows."""
-        return values_b.repeat_interleave(self.num_views)
+        return values_b if self.num_views == 1 else values_b.repeat_interleave(self.num_views)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective answers: the loss of each row, and its derivative by `lse_R`, `own_RP`, `kin_sum_R` and `kin_lse_R`; where the
-    temperature may be learned, also the derivative by it with these four held."""
+    """What an objective returns: the loss of each row, and its derivative by `lse_R`, `own_RP`, `kin_sum_R` and `kin_lse_R`; where the
+    temperature is learned, also the derivative by it with these four held."""
 
     loss_R: Tensor
     d_lse_R: Tensor
@@ -85,7 +87,9 @@ class Contrast:
     """One evaluation of an objective over `Pairs`: run by `loss`, after which `stats` and the updates are there.
 
     `temperature`: a number; a tensor without dimensions, which receives its gradient; or (A,) of each anchor, which does not.
-    `gives`, `takes`: where the candidates are anchors of another contrast with these anchors, what they add to its gradient, or to this."""
+    `all_ids`: the sample ids of all ranks, where they were gathered with the candidates.
+    `gives`, `takes`: where the candidates are anchors of another contrast with these anchors, what they add to its gradient, or to this.
+    `reads_weight`: whether the objective needs Σ w of each row."""
 
     pairs: Pairs
     temperature: float | Tensor
@@ -96,8 +100,10 @@ class Contrast:
     block_rows: int | None = None
     sizes: list[int] | None = None
     compile: bool = False
+    reads_weight: bool = True
     gives: Across | None = None
     takes: Across | None = None
+    all_ids: Tensor | None = field(init=False, default=None)
     with_gradient: bool = field(init=False, default=False)
     stats: Callable[[], Stats] = field(init=False)
     found: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)
@@ -107,20 +113,21 @@ class Contrast:
         """Mean over the anchors of all ranks."""
         pairs = self.pairs
         learned = self.temperature if isinstance(self.temperature, Tensor) and self.temperature.ndim == 0 else None
+        others = None if pairs.candidates is pairs.anchors else pairs.candidates  # None: the gradient of both in one
+        inputs = (pairs.anchors, others, pairs.positives, learned)
+        self.with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         with torch.autocast(pairs.anchors.device.type, enabled=False):
-            own = (pairs.anchors.unsqueeze(1) * pairs.positives).sum(2)  # einsum would multiply A tiny matrices
-            inputs = (pairs.anchors, pairs.candidates, own, learned)
-            self.with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
             total: Tensor = _Function.apply(*inputs, self)  # type: ignore[no-untyped-call]
         return total if self.sizes is None else distributed.sum_over_ranks(total)
 
-    def run(self, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run(self, anchors_AD: Tensor, candidates_CD: Tensor, positives_APD: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """The loss summed over this rank's anchors and divided by all ranks', and its gradient by the three inputs and the temperature."""
-        num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
         _keep_freed_memory()
-        gradient = _Gradient(self, anchors_AD, candidates_CD, own_AP)
-        total, counts = list[Tensor](), list[Tensor | tuple[Tensor, Tensor]]()
-        for rows, block in self._blocks(anchors_AD, candidates_CD):
+        own_AP = (anchors_AD.unsqueeze(1) * positives_APD).sum(2)  # einsum would multiply A tiny matrices
+        gradient = _Gradient(self, anchors_AD, candidates_CD, positives_APD)
+        num_anchors = len(anchors_AD) if self.sizes is None else sum(self.sizes) * self.pairs.num_views
+        total, counts = list[Tensor](), list[Callable[[], Tensor]]()
+        for rows, block, negatives in self._blocks(anchors_AD, candidates_CD):
             found = _NOTHING if self.detector is None else self.detector.find(block)
             temperature = self.temperature[rows] if isinstance(self.temperature, Tensor) and self.temperature.ndim else self.temperature
             share, proposed = 1.0 / (num_anchors * len(found.levels)), list[Mapping[str, Tensor]]()
@@ -128,11 +135,14 @@ class Contrast:
             for level, roles in enumerate(found.levels):
                 sim_RC = block.sim_RC if level == len(found.levels) - 1 else block.sim_RC.clone()
                 alike = None if self.labels is None else self.labels.alike(block)
+                negatives_b = block.num_negatives_b if len(block.num_negatives_b) else None
                 weighed = compiled(weigh, self.compile)(
-                    sim_RC, block.num_negatives_R, roles, self.policy, temperature, self.labels is not None
+                    sim_RC, negatives_b, roles, self.policy, temperature, self.labels is not None, self.reads_weight
                 )
-                rows_of = block.num_negatives_R, weighed.flagged_R
-                counts.append(rows_of if alike is None else count(*rows_of, weighed.kin_RC, alike, block.num_views))
+                if alike is None:
+                    counts.append(partial(_counted, negatives, weighed.flagged_R))
+                else:
+                    counts.append(partial(torch.Tensor.detach, count(negatives(), weighed.flagged_R, weighed.kin_RC, alike)))
                 mean_RD = weighed.share_RC @ candidates_CD if isinstance(temperature, Tensor) and temperature.ndim else None
                 terms = self.terms(self._told(rows, block, own_AP, weighed, temperature, mean_RD, anchors_AD))
                 total.append(terms.loss_R.sum() * share)
@@ -145,8 +155,7 @@ class Contrast:
             self.found.append(found.update)
             self.updates.append(proposed)
         views_AP = own_AP if self.pairs.degree is None else own_AP[:, :1]  # with degrees the first is the other view, the rest are keys
-        similar = None if self.labels is None else alike_similarity(anchors_AD, candidates_CD, self.pairs, self.labels)
-        self.stats = partial(summed, counts, views_AP, similar)
+        self.stats = partial(summed, counts, views_AP)
         return total[0] if len(total) == 1 else torch.stack(total).sum(), gradient.parts()
 
     def _told(
@@ -162,20 +171,21 @@ class Contrast:
         return Rows(
             own_RP=own_AP[rows],
             lse_R=weighed.lse_R,
-            weight_R=weighed.weight_R,
-            flagged_R=weighed.flagged_R,
-            kin_mass_R=weighed.mass_R,
-            kin_sum_R=weighed.pull_R,
-            kin_lse_R=weighed.kin_lse_R,
             ids=block.ids,
             num_views=block.num_views,
             temperature=temperature,
+            flagged_R=weighed.flagged_R,
+            weight_R=weighed.weight_R,
+            kin_mass_R=weighed.mass_R,
+            kin_sum_R=weighed.pull_R,
+            kin_lse_R=weighed.kin_lse_R,
             mean_sim_R=None if mean_RD is None else (mean_RD * anchors_AD[rows]).sum(1),
             degree_RP=None if self.pairs.degree is None else self.pairs.degree[rows],
+            learned=isinstance(temperature, Tensor),
         )
 
-    def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block]]:
-        """Row blocks that never part the views of a sample."""
+    def _blocks(self, anchors_AD: Tensor, candidates_CD: Tensor) -> Iterator[tuple[slice, Block, Callable[[], Tensor]]]:
+        """Row blocks that never part the views of a sample, and what computes (b,) the number of negatives over all views of a sample."""
         pairs = self.pairs
         keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.candidate_groups is None else (pairs.groups, pairs.candidate_groups)
         assert keys_B is not None
@@ -183,34 +193,41 @@ class Contrast:
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
         sorted_C = keys_C.sort() if keys_C.device.type == "cpu" else None
+        counted = self.reads_weight or self.detector is not None or self.labels is not None
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
-            key_R = keys_B[samples].repeat_interleave(views)
+            key_b = keys_B[samples]
             sim_RC = anchors_AD[rows] @ candidates_CD.T
+            sim_bVC = sim_RC.view(len(key_b), views, num_candidates)
             if sorted_C is not None:  # as places, whose number a CPU may know: a tenth of a whole block's time less
-                own = own_matches(key_R, *sorted_C)
-                sim_RC[own] = LEFT_OUT
-                own_R = torch.bincount(own[0], minlength=len(sim_RC))
+                own = own_matches(key_b, *sorted_C)
+                sim_bVC[own[0], :, own[1]] = LEFT_OUT
+                own_b: Tensor | None = torch.bincount(own[0], minlength=len(key_b)).to(sim_RC.dtype)
             else:
-                own_RC = key_R.unsqueeze(1) == keys_C
-                own_R = own_RC.sum(1)
-                sim_RC.masked_fill_(own_RC, LEFT_OUT)
-            yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, num_candidates - own_R, self.compile)
+                own_bC = key_b.unsqueeze(1) == keys_C
+                sim_bVC.masked_fill_(own_bC.unsqueeze(1), LEFT_OUT)
+                own_b = own_bC.sum(1, dtype=sim_RC.dtype) if counted else None
+            number_b = sim_RC.new_empty(0) if own_b is None else num_candidates - own_b  # not counted where nothing reads it
+            block = Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, number_b, self.compile)
+            yield rows, block, partial(_negatives, key_b, keys_C, views) if own_b is None else partial(torch.mul, number_b, views)
 
 
 class _Gradient:
-    """The gradient of a contrast by its anchors, candidates, own similarities and temperature, block by block."""
+    """The gradient of a contrast by its anchors, candidates, own positives and temperature, block by block."""
 
-    def __init__(self, contrast: Contrast, anchors_AD: Tensor, candidates_CD: Tensor, own_AP: Tensor) -> None:
-        self.anchors_AD, self.candidates_CD = anchors_AD, candidates_CD
-        self.takes = contrast.takes if contrast.with_gradient else None
-        self.wanted = contrast.with_gradient
+    def __init__(self, contrast: Contrast, anchors_AD: Tensor, candidates_CD: Tensor, positives_APD: Tensor) -> None:
+        pairs = contrast.pairs
+        self.anchors_AD, self.candidates_CD, self.positives_APD, self.views = anchors_AD, candidates_CD, positives_APD, pairs.num_views
+        self.wanted, self.twins = contrast.with_gradient, pairs.twins
+        self.takes = contrast.takes if self.wanted else None
         self.learned = self.wanted and isinstance(contrast.temperature, Tensor) and contrast.temperature.ndim == 0
+        self.together = pairs.candidates is pairs.anchors  # the gradient of both is one
+        self.moving = self.wanted and pairs.candidates.requires_grad  # a queue or a bank is not
+        self.pulls = self.wanted and pairs.positives.requires_grad
         self.by_anchor, self.by_own = list[Tensor](), list[Tensor]()
-        moving = self.wanted and contrast.pairs.candidates.requires_grad  # a queue or a bank is not
-        self.by_candidate = torch.zeros_like(candidates_CD) if moving else None
-        given = None if self.takes is None else self.takes.d_temperature
-        self.by_temperature = anchors_AD.new_zeros(()) if given is None else given
+        self.by_candidate: Tensor | None = None
+        self.by_temperature = None if self.takes is None else self.takes.d_temperature
+        self.rows: slice | None = None
 
     def add(
         self,
@@ -223,7 +240,8 @@ class _Gradient:
         mean_RD: Tensor | None,
     ) -> None:
         """∂loss/∂s_ij = f_i p_ij / t + g_i y_ij, with f and g the derivatives by lse and by the sum over kin, and its two products."""
-        scale_R1, anchors_RD = (terms.d_lse_R * share / temperature).unsqueeze(1), self.anchors_AD[rows]
+        anchors_RD = self.anchors_AD[rows]
+        scale_R1 = (terms.d_lse_R * (share / temperature)).unsqueeze(1)
         outside = push_RC is None and weighed.target_RC is None  # the row's factor is taken out of the matrix
         d_sim_RC = weighed.share_RC
         if push_RC is not None:
@@ -235,50 +253,73 @@ class _Gradient:
         by_anchor_RD = d_sim_RC @ self.candidates_CD if mean_RD is None or not outside else mean_RD
         if outside:
             by_anchor_RD = by_anchor_RD * scale_R1
-        if self.by_candidate is not None:
-            self.by_candidate.addmm_(d_sim_RC.T, anchors_RD * scale_R1 if outside else anchors_RD)
-        self._collect(rows, by_anchor_RD, terms.d_own_RP * share)
         if self.learned:  # Σ s·∂loss/∂s, less what kin have of it, is −t·∂loss/∂t by way of lse
-            assert terms.d_temperature_R is not None, "the objective gives no derivative by the temperature"
-            by_lse = (by_anchor_RD * anchors_RD).sum()
-            if weighed.pull_R is not None and terms.d_kin_R is not None:
-                by_lse = by_lse - share * (terms.d_kin_R * weighed.pull_R).sum()
-            self.by_temperature = self.by_temperature + share * terms.d_temperature_R.sum() - by_lse / temperature
-
-    def _collect(self, rows: slice, by_anchor_RD: Tensor, by_own_RP: Tensor) -> None:
-        """Of several levels of a block, the sum."""
-        if self._rows == rows:
+            self._by_temperature(terms, weighed, (by_anchor_RD * anchors_RD).sum(), share, temperature)
+        d_own_RP = terms.d_own_RP * share
+        if self.takes is not None:
+            d_own_RP = d_own_RP + self.takes.own(rows)
+        by_anchor_RD = self._pulled(by_anchor_RD, rows, d_own_RP)
+        if self.moving:
+            scaled_RD = anchors_RD * scale_R1 if outside else anchors_RD
+            if self.together and len(anchors_RD) == len(self.candidates_CD):  # one block
+                by_anchor_RD = torch.addmm(by_anchor_RD, d_sim_RC.T, scaled_RD)
+            elif self.by_candidate is None:
+                self.by_candidate = d_sim_RC.T @ scaled_RD
+            else:
+                self.by_candidate.addmm_(d_sim_RC.T, scaled_RD)
+        if self.rows == rows:  # another level of the same block
             self.by_anchor[-1] += by_anchor_RD
-            self.by_own[-1] += by_own_RP
+            self.by_own[-1] += d_own_RP
         else:
             self.by_anchor.append(by_anchor_RD)
-            self.by_own.append(by_own_RP)
-        self._rows = rows
+            self.by_own.append(d_own_RP)
+        self.rows = rows
 
-    _rows: slice | None = None
+    def _pulled(self, by_anchor_RD: Tensor, rows: slice, d_own_RP: Tensor) -> Tensor:
+        """With what the own positives add: ∂s/∂a = p. Of two views each is the positive of the other, so both derivatives count."""
+        positives_RPD = self.positives_APD[rows]
+        if self.twins:
+            d_own_b11 = d_own_RP.view(-1, self.views, 1).sum(1, keepdim=True)
+            by_view = (-1, self.views, by_anchor_RD.shape[1])
+            return torch.addcmul(by_anchor_RD.view(by_view), positives_RPD.view(by_view), d_own_b11).view_as(by_anchor_RD)
+        if d_own_RP.shape[1] == 1:
+            return torch.addcmul(by_anchor_RD, positives_RPD[:, 0], d_own_RP)
+        return by_anchor_RD + (d_own_RP.unsqueeze(2) * positives_RPD).sum(1)
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """By anchors, candidates, own similarities and temperature; empty where not wanted."""
-        empty = self.anchors_AD.new_empty(0)
+    def _by_temperature(self, terms: Terms, weighed: Weighed, by_lse: Tensor, share: float, temperature: float | Tensor) -> None:
+        assert terms.d_temperature_R is not None, "the objective gives no derivative by the temperature"
+        if weighed.pull_R is not None and terms.d_kin_R is not None:
+            by_lse = by_lse - share * (terms.d_kin_R * weighed.pull_R).sum()
+        direct = share * terms.d_temperature_R.sum() - by_lse / temperature
+        self.by_temperature = direct if self.by_temperature is None else self.by_temperature + direct
+
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """By anchors, candidates, own positives and temperature; None where not wanted."""
         if not self.wanted:
-            return empty, empty, empty, empty
-        by_own = _joined(self.by_own) if self.takes is None else _joined(self.by_own) + _joined(self.takes.d_own)
-        return _joined(self.by_anchor), empty if self.by_candidate is None else self.by_candidate, by_own, self.by_temperature
+            return None, None, None, None
+        by_anchor, by_candidate = joined(self.by_anchor), self.by_candidate
+        if self.together and by_candidate is not None:
+            by_anchor, by_candidate = by_anchor + by_candidate, None
+        by_positive = joined(self.by_own).unsqueeze(2) * self.anchors_AD.unsqueeze(1) if self.pulls else None
+        return by_anchor, by_candidate, by_positive, self.by_temperature
 
 
 class _Function(torch.autograd.Function):
     """Takes the gradient in the forward pass, where the similarities are at hand, and only scales it in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, anchors: Tensor, candidates: Tensor, own: Tensor, temperature: Tensor | None, contrast: Contrast) -> Tensor:
-        total, gradients = contrast.run(anchors, candidates, own)
+    def forward(
+        ctx: Any, anchors: Tensor, candidates: Tensor | None, positives: Tensor, temperature: Tensor | None, contrast: Contrast
+    ) -> Tensor:
+        total, gradients = contrast.run(anchors, anchors if candidates is None else candidates, positives)
         ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *(grad * x if needed else None for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)), None
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        return *(grad * x if needed and x is not None else None for x, needed in wanted), None
 
 
 @functools.cache
@@ -288,5 +329,17 @@ def _keep_freed_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _negatives(key_b: Tensor, keys_C: Tensor, num_views: int) -> Tensor:
+    """(b,) how many candidates are not the sample's own, over all its views."""
+    sorted_C = keys_C.sort().values
+    own_b = torch.searchsorted(sorted_C, key_b, right=True) - torch.searchsorted(sorted_C, key_b)
+    return (len(keys_C) - own_b) * num_views
+
+
+def _counted(negatives: Callable[[], Tensor], flagged_R: Tensor | None) -> Tensor:
+    return count(negatives(), flagged_R)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """The rows of all blocks."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

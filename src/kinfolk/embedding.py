@@ -21,7 +21,7 @@ Dimension key: N samples, F features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.labels import TEST_SPLITS
+from kinfolk.data.transfer import Returning, Transfer, transferred
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.seeding import generator
 
@@ -209,17 +210,28 @@ def embed(
         device = torch.device(device)
         model.to(device)
     features_NF: Tensor | None = None
-    # Without the cache: weights cast under no_grad must not be met again by the caller's own training step.
+    # Without the cache: weights cast under no_grad must not be reused by the caller's own training step.
     computing = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False)
-    with evaluating(model), torch.no_grad(), torch.autocast(device.type, enabled=False):  # pixels are prepared in full precision
-        for start in _shown(range(0, len(ids), batch_size), progress):
-            ids_B = ids[start : start + batch_size]
-            x = views.evaluate(data.pixels(ids_B).to(device), data.aspect(ids_B).to(device))
+    transfer = Transfer(device, lambda batch: {"images": views.evaluate(batch["pixels"], batch["aspect"])})
+    returning, starts = Returning(device), range(0, len(ids), batch_size)
+
+    def read(start: int) -> dict[str, Tensor]:
+        ids_B = ids[start : start + batch_size]
+        return {"pixels": data.pixels(ids_B), "aspect": data.aspect(ids_B)}
+
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),  # views are made in full precision
+        closing(transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)) as batches,
+    ):
+        for start, batch in zip(_shown(starts, progress), batches, strict=True):
             with computing:
-                features_BF = forward(x)
+                features_BF = forward(batch["images"]).float()
             if features_NF is None:
-                features_NF = torch.empty(len(ids), features_BF.shape[1])
-            features_NF[start : start + len(ids_B)] = features_BF.float().cpu()
+                features_NF = torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
+            returning.add(features_NF[start : start + len(features_BF)], features_BF)
+        returning.finish()
     assert features_NF is not None
     return features_NF
 

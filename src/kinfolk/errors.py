@@ -1,16 +1,14 @@
-"""Text that others chose, such as names of files and classes: how it is shown and how it is written into tables.
+"""Errors and warnings for users, and the safe display of text from outside, such as names of files and classes.
 
-A name may hold line breaks, escape sequences of a terminal, or begin like a formula of a spreadsheet. Messages, logs and tables on the
-screen show it by `shown`, pages by `without_controls`; CSV files hold it by `escaped`, from which `unescaped` gives back the exact text.
-
-The errors a user can cause; the command line shows their message alone.
-
-What is allowed and probably not meant: told once, as a warning.
+The command line shows the message of a `KinfolkError` without a traceback. Text from outside may contain line breaks or escape sequences of
+a terminal, or look like a formula of a spreadsheet. Messages, logs and tables on the screen show it with `shown` and pages with
+`without_controls`. CSV files contain it as `escaped` returns it, and `unescaped` restores the exact text.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import re
 import warnings
@@ -24,7 +22,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def shown(text: str, longest: int = LONGEST) -> str:
-    """A text as it can stand in a message: control characters escaped, the middle of a long one left out.
+    """A text for a message: control characters are escaped, and the middle of a long text is left out.
 
     Example:
         >>> shown("a\\x1b[2Jb")
@@ -35,12 +33,12 @@ def shown(text: str, longest: int = LONGEST) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of any length with all that is not printable, line breaks included, escaped."""
+    """A text of any length with all characters escaped that are not printable, including line breaks."""
     return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_controls(value: object) -> object:
-    """For a page: a text with its control characters escaped but for line breaks and tabs. Anything else, ready HTML too, stays as it is.
+    """For a page: a text with its control characters escaped except line breaks and tabs. Other values, such as HTML, are returned as is.
 
     Example:
         >>> without_controls("a\\x1b[2Jb")
@@ -50,7 +48,7 @@ def without_controls(value: object) -> object:
 
 
 def escaped(text: str) -> str:
-    """A text for a cell of a CSV file: printable, no formula, and not the escape of any other text.
+    """A text for a cell of a CSV file: printable, not a formula, and different for every text.
 
     Example:
         >>> escaped("=1+1"), escaped("a\\rb")
@@ -61,7 +59,7 @@ def escaped(text: str) -> str:
 
 
 def unescaped(cell: str) -> str:
-    """The text that `escaped` made this cell of."""
+    """The text from which `escaped` made this cell."""
     if "\\" not in cell:
         return cell
     return _ESCAPES.sub(lambda found: _letter(*found.groups()), cell)
@@ -84,34 +82,45 @@ def _letter(two: str | None, four: str | None, eight: str | None, other: str | N
 
 
 class KinfolkError(ValueError):
-    """Something the user can mend: what was wrong, what was received, what to do. Control characters in the message are escaped and
-    its length is bounded: it may name files, classes and the like that others have named."""
+    """An error that the user can fix. The message says what was wrong, what was received and what to do. Control characters in it are
+    escaped and its length is limited, because it may contain names of files and classes."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shown(message, 4000))
 
 
 class UsageError(KinfolkError):
-    """Wrong use: an unknown name, a value out of range, options that exclude each other."""
+    """Wrong use: an unknown name, a value out of range, or options that exclude each other."""
+
+
+def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
+    """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`, or "" if none is near.
+
+    Example:
+        >>> did_you_mean("alhpa", ["alpha", "betas"])
+        '; did you mean alpha?'
+    """
+    close = difflib.get_close_matches(name, list(names), n=limit, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class KinfolkWarning(UserWarning):
-    """Something that works but is rarely meant; `kinfolk train` writes it to the log as one line."""
+    """Something that works but is probably a mistake; `kinfolk train` writes it to the log as one line."""
 
 
 def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
-    """Warns of a queue that is not smaller than the data set."""
+    """Warns about a queue that is not smaller than the data set."""
     if queue_size >= num_samples:
         warnings.warn(
-            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then holds several keys of "
-            "one sample, some older than an epoch, and each counts as a negative of its own; choose a smaller queue",
+            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then contains several keys "
+            "of one sample, some older than an epoch, and each of them is a separate negative; choose a smaller queue",
             KinfolkWarning,
             stacklevel=3,
         )
 
 
 def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
-    """Warns of a warm-up as long as the training, so that there will be no `what`; whether it did. A training of one epoch is a trial."""
+    """Warns about a warm-up as long as the training, so that there will be no `what`; returns whether it did. One epoch is a trial."""
     too_long = warmup_epochs >= num_epochs > 1
     if too_long:
         warnings.warn(
@@ -124,13 +133,13 @@ def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> b
 
 
 def warn_if_silent(method: str, reason: str | None) -> None:
-    """Warns of a detector that can flag nothing in this training, so that the method is the framework alone."""
+    """Warns about a detector that cannot flag anything in this training, so that the method is the framework alone."""
     if reason is not None:
         warnings.warn(f"the detector of {method} will flag nothing in this training: {reason}", KinfolkWarning, stacklevel=3)
 
 
 def warn_about_dropped_settings(own: str, method: str, dropped: Sequence[str]) -> None:
-    """Tells which settings of a recipe do not apply to another method than its own."""
+    """Names the settings of a recipe that do not apply to another method than its own."""
     if dropped:
         settings = ", ".join(f"`{name}`" for name in dropped)
         warnings.warn(f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}", KinfolkWarning, stacklevel=3)

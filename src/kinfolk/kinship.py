@@ -20,21 +20,27 @@ from torch import Tensor
 from kinfolk.actions import Policy
 from kinfolk.pairs import LEFT_OUT
 
+EMPTY = LEFT_OUT / 1e10
+"""A log-sum-exp below this is that of a row without any negative."""
+
 
 @dataclass(frozen=True)
 class Interval:
-    """The candidates more similar than `lower_R` and less similar than `upper_R`, (R,) each. None: no such bound."""
+    """The candidates more similar than `lower_R` and less similar than `upper_R`. None: no such bound.
+
+    A bound is (R,), or (b,) for b samples whose rows follow one another."""
 
     lower_R: Tensor | None = None
     upper_R: Tensor | None = None
     graded = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
-        above_RC = None if self.lower_R is None else greater(sim_RC, self.lower_R.to(sim_RC.dtype).clamp(min=-2).unsqueeze(1))
+        above_RC = None if self.lower_R is None else above(sim_RC, self.lower_R.clamp(min=-2))  # never what is the anchor's own
         if self.upper_R is None:
             assert above_RC is not None, "an interval has a bound"
             return above_RC
-        below_RC = greater(self.upper_R.to(sim_RC.dtype).unsqueeze(1), sim_RC)
+        upper_R1 = self.upper_R.to(sim_RC.dtype).unsqueeze(1)
+        below_RC = greater(upper_R1, sim_RC.reshape(len(upper_R1), -1)).view_as(sim_RC)
         return below_RC if above_RC is None else above_RC * below_RC
 
     def degree(self, sim_RC: Tensor) -> Tensor:
@@ -147,10 +153,10 @@ class Weighed:
 
     Args:
         share_RC: p_ij = w_ij exp(s_ij / t − lse_i).
-        lse_R: log Σ_j w_ij exp(s_ij / t); −inf without any negative.
-        weight_R: Σ_j w_ij.
-        flagged_R: how many candidates are kin.
-        kin_RC: which they are, where asked for; None: none can be.
+        lse_R: log Σ_j w_ij exp(s_ij / t); below `EMPTY` without any negative.
+        flagged_R: how many candidates are kin; None: none can be.
+        weight_R: Σ_j w_ij, where the number of negatives was given.
+        kin_RC: which candidates are kin, where asked for; None: none can be.
         target_RC, mass_R, pull_R, kin_lse_R: with `attract`: y_ij, and over the kin Σ y, Σ y s and, where they are pooled inside the
             logarithm, log Σ y exp(s / t), whose shares are then the targets; None without.
         cut_R: kin no more similar than this were kept, so that the row is not short of negatives; −inf where it is not.
@@ -158,8 +164,8 @@ class Weighed:
 
     share_RC: Tensor
     lse_R: Tensor
-    weight_R: Tensor
-    flagged_R: Tensor
+    flagged_R: Tensor | None = None
+    weight_R: Tensor | None = None
     kin_RC: Tensor | None = None
     target_RC: Tensor | None = None
     mass_R: Tensor | None = None
@@ -168,27 +174,42 @@ class Weighed:
     cut_R: Tensor | None = None
 
 
-def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, temperature: float | Tensor, judged: bool = False) -> Weighed:
+def weigh(
+    sim_RC: Tensor,
+    negatives_b: Tensor | None,
+    roles: Roles,
+    policy: Policy,
+    temperature: float | Tensor,
+    judged: bool = False,
+    weighted: bool = True,
+) -> Weighed:
     """Similarities → selection → weights and targets → softmax. May overwrite `sim_RC`.
 
     Args:
         sim_RC: similarities, `LEFT_OUT` at the anchor's own.
-        negatives_R: (R,) how many others there are.
+        negatives_b: how many others each row has, (R,) or (b,); needed where there are kin, or where `weight_R` is wanted.
         temperature: t, also without dimensions, or (R,) of each row.
         judged: whether `kin_RC` is wanted.
+        weighted: whether `weight_R` is wanted.
     """
     t = temperature.unsqueeze(1) if isinstance(temperature, Tensor) and temperature.ndim else temperature
-    kin_RC, drop_RC = select(sim_RC, roles)
-    weight_R = negatives_R.to(sim_RC.dtype)
+    removes = roles.kin is not None and policy.removes(roles.kin.graded)
+    kin, cut_R = roles.kin, None
+    if removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not _looks(sim_RC):
+        cut_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
+        kin_RC, drop_RC, short = above(sim_RC, cut_R), None, False
+    else:
+        (kin_RC, drop_RC), short = select(sim_RC, roles), removes
+    weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
     if drop_RC is not None:
-        weight_R = weight_R - drop_RC.sum(1)
+        weight_R = None if weight_R is None else weight_R - drop_RC.sum(1)
         sim_RC = plus(sim_RC, drop_RC, LEFT_OUT)
     if kin_RC is None:
-        share_RC, lse_R = shares(divided(sim_RC, t), weight_R)
-        return Weighed(share_RC, lse_R, weight_R, torch.zeros_like(weight_R))
+        return Weighed(*shares(divided(sim_RC, t)), weight_R=weight_R)
     assert roles.kin is not None
-    flagged_R, cut_R, removes = kin_RC.sum(1), None, policy.removes(roles.kin.graded)
-    if removes:
+    flagged_R = kin_RC.sum(1)
+    if short:
+        assert weight_R is not None, "the number of negatives is needed where kin are removed"
         kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
     target_RC = mass_R = pull_R = kin_lse_R = None
     if policy.action == "attract":
@@ -196,22 +217,41 @@ def weigh(sim_RC: Tensor, negatives_R: Tensor, roles: Roles, policy: Policy, tem
         mass_R = target_RC.sum(1) if roles.kin.graded else flagged_R
         pull_R = (sim_RC * target_RC).sum(1)
         if policy.pools_kin:
-            pooled_RC = torch.where(target_RC > 0, sim_RC / t + target_RC.log(), LEFT_OUT)
-            share_RC, kin_lse_R = shares(pooled_RC, mass_R)
+            share_RC, kin_lse_R = shares(torch.where(target_RC > 0, sim_RC / t + target_RC.log(), LEFT_OUT))
             target_RC = share_RC * (mass_R > 0).unsqueeze(1)
     if removes:
-        weight_R, logit_RC = weight_R - flagged_R, divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
+        weight_R = None if weight_R is None else weight_R - flagged_R
+        logit_RC = divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
     elif policy.action == "attract":
         logit_RC = divided(sim_RC, t)
     elif roles.kin.graded:
         factor_RC = 1 - roles.kin.degree(sim_RC)
-        weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
+        if weight_R is not None:
+            weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
         logit_RC = plus(divided(sim_RC, t), kin_RC * factor_RC.log().clamp(min=LEFT_OUT), 1.0)
     else:
-        weight_R = (weight_R - flagged_R) + flagged_R * policy.kin_weight
+        weight_R = None if weight_R is None else (weight_R - flagged_R) + flagged_R * policy.kin_weight
         logit_RC = plus(divided(sim_RC, t), kin_RC, math.log(policy.kin_weight))
-    share_RC, lse_R = shares(logit_RC, weight_R)
-    return Weighed(share_RC, lse_R, weight_R, flagged_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
+    share_RC, lse_R = shares(logit_RC)
+    return Weighed(share_RC, lse_R, flagged_R, weight_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
+
+
+def _looks(sim_RC: Tensor) -> bool:
+    """Whether the host may look at values: on a CPU that costs nothing, and saves passes; on an accelerator it would stop the step."""
+    return sim_RC.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _of_rows(values: Tensor, num_rows: int) -> Tensor:
+    """(R,) from (R,), or from (b,) of samples whose rows follow one another."""
+    return values if len(values) == num_rows else values.repeat_interleave(num_rows // max(len(values), 1))
+
+
+def _lowest(kin: Interval, sim_RC: Tensor, number: int) -> Tensor:
+    """(R,) the bound above which candidates are kin, at least the similarity of the `number` least similar negatives."""
+    assert kin.lower_R is not None
+    negative_RC = sim_RC.masked_fill(sim_RC < -2, 4.0)
+    lowest_R = negative_RC.amin(1) if number == 1 else negative_RC.kthvalue(min(number, sim_RC.shape[1]), 1).values
+    return torch.maximum(kin.lower_R.to(sim_RC.dtype).unsqueeze(1), lowest_R.view(len(kin.lower_R), -1)).view(-1)
 
 
 def select(sim_RC: Tensor, roles: Roles, drops: bool = True) -> tuple[Tensor | None, Tensor | None]:
@@ -222,7 +262,7 @@ def select(sim_RC: Tensor, roles: Roles, drops: bool = True) -> tuple[Tensor | N
     if roles.drop is not None and drops:
         drop = roles.drop
         if isinstance(drop, Interval) and drop.upper_R is not None:  # the most similar stays
-            drop = Interval(drop.lower_R, torch.minimum(drop.upper_R.to(sim_RC.dtype), sim_RC.amax(1)))
+            drop = Interval(drop.lower_R, torch.minimum(_of_rows(drop.upper_R.to(sim_RC.dtype), len(sim_RC)), sim_RC.amax(1)))
         drop_RC = drop.mask(sim_RC) * others(sim_RC)
     if roles.kin is not None:
         kin_RC = roles.kin.mask(sim_RC)
@@ -237,7 +277,7 @@ def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, m
     """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
     to which they were spared; of equals at that similarity, up to rounding, all are."""
     lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)
-    if not min_negatives or (sim_RC.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((lacking_R > 0).any())):
+    if not min_negatives or (_looks(sim_RC) and not bool((lacking_R > 0).any())):
         return kin_RC, flagged_R, None  # on a CPU looking costs nothing, and saves two passes
     kin_sim_RC = torch.where(kin_RC > 0, sim_RC, torch.inf)
     number = min(min_negatives, sim_RC.shape[1])
@@ -251,20 +291,18 @@ def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, m
     return kin_RC, kin_RC.sum(1), cut_R
 
 
-def shares(logit_RC: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
+def shares(logit_RC: Tensor) -> tuple[Tensor, Tensor]:
     """The softmax of each row, and its log-sum-exp: the largest logit less the logarithm of its share, which is at least 1 / C.
 
     In eager mode this is a third of the time of `logsumexp` and an exponential; a compiler has it in one pass less the other way. A row
-    whose weight is 0 has equal shares, to be multiplied by a derivative of 0, and −inf."""
+    without any negative has equal shares, to be multiplied by a derivative of 0, and a log-sum-exp below `EMPTY`."""
     top_R = logit_RC.amax(1)
     if torch.compiler.is_compiling():
         exp_RC = (logit_RC - top_R.unsqueeze(1)).exp()
         sum_R = exp_RC.sum(1)
-        share_RC, lse_R = exp_RC / sum_R.unsqueeze(1), top_R + sum_R.log()
-    else:
-        share_RC = torch.softmax(logit_RC, 1)
-        lse_R = top_R - share_RC.amax(1).log()
-    return share_RC, torch.where(weight_R > 0, lse_R, -torch.inf)
+        return exp_RC / sum_R.unsqueeze(1), top_R + sum_R.log()
+    share_RC = torch.softmax(logit_RC, 1)
+    return share_RC, top_R - share_RC.amax(1).log()
 
 
 def plus(x_RC: Tensor, y_RC: Tensor, factor: float) -> Tensor:
@@ -279,12 +317,19 @@ def divided(x_RC: Tensor, by: float | Tensor) -> Tensor:
 
 def others(sim_RC: Tensor) -> Tensor:
     """(R, C) 0 where the candidate is the anchor's own, else 1."""
-    return greater(sim_RC, sim_RC.new_full((), -2.0))
+    return greater(sim_RC, -2.0)
 
 
-def greater(one: Tensor, other: Tensor) -> Tensor:
+def above(sim_RC: Tensor, bound_R: Tensor) -> Tensor:
+    """(R, C) 1 where a similarity is greater than the bound of its row; bounds as in `Interval`."""
+    bound_R1 = bound_R.to(sim_RC.dtype).unsqueeze(1)
+    return greater(sim_RC.reshape(len(bound_R1), -1), bound_R1).view_as(sim_RC)
+
+
+def greater(one: Tensor, other: Tensor | float) -> Tensor:
     """1 where `one` is greater, else 0, as a number."""
     if torch.compiler.is_compiling():
         return (one > other).to(one.dtype)
-    shape = torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]
-    return torch.gt(one, other, out=torch.empty(shape, dtype=one.dtype, device=one.device))
+    shape = one.shape if not isinstance(other, Tensor) else torch.broadcast_shapes(one.shape, other.shape)  # type: ignore[no-untyped-call]
+    out: Tensor = torch.gt(one, other, out=torch.empty(shape, dtype=one.dtype, device=one.device))
+    return out

@@ -52,6 +52,8 @@ class Pairs:
         collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
+        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds the
+            gradient of the positives to that of the anchors.
     """
 
     anchors: Tensor
@@ -67,6 +69,7 @@ class Pairs:
     unit: bool = False
     local_candidates: bool = False
     collected: Tensor | None = None
+    twins: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ids", "candidate_ids", "groups", "candidate_groups"):
@@ -102,17 +105,22 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Block:
-    """One row block of similarities, as a detector sees it. Read only.
+    """One row block of similarities, as a detector sees it. Read only. It has R = b·V rows of b samples, sample-major.
 
-    `sim_RC` holds cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own. R = b·V rows of b samples,
-    sample-major. `compiles`: whether pure functions of it are to go through `torch.compile`.
+    Args:
+        sim_RC: cosine similarities, and `LEFT_OUT`, far below −1, where the candidate is the anchor's own.
+        ids: (b,) sample ids.
+        candidate_ids: (C,) their sample ids.
+        num_views: V.
+        num_negatives_b: the number of candidates that are not the anchor's own, the same for all views of a sample.
+        compiles: whether pure functions of the block should go through `torch.compile`.
     """
 
     sim_RC: Tensor
     ids: Tensor
     candidate_ids: Tensor
     num_views: int
-    num_negatives_R: Tensor
+    num_negatives_b: Tensor
     compiles: bool = False
 
     @property
@@ -120,13 +128,29 @@ class Block:
         """(R,) sample id of each row."""
         return self.per_row(self.ids)
 
+    @property
+    def num_negatives_R(self) -> Tensor:
+        """(R,) int64, the number of negatives of each row."""
+        return self.per_row(self.num_negatives_b).long()
+
+    @property
+    def per_sample(self) -> Tensor:
+        """(b, V·C) the similarities of each sample over all its views."""
+        return self.sim_RC.reshape(len(self.ids), -1)
+
+    @property
+    def num_per_sample(self) -> Tensor:
+        """(b,) the number of negatives of each sample over all its views."""
+        return self.num_negatives_b if self.num_views == 1 else self.num_negatives_b * self.num_views
+
+    @property
+    def num_similarities(self) -> int:
+        """V·C, which is a little more than the number of negatives of a sample."""
+        return self.num_views * self.sim_RC.shape[1]
+
     def per_row(self, values_b: Tensor) -> Tensor:
         """(R,) a quantity of each sample, for each of its rows."""
-        return values_b.repeat_interleave(self.num_views)
-
-    def over_views(self, values_R: Tensor) -> Tensor:
-        """(b,) mean of a per-row quantity over the views of each sample."""
-        return values_R.view(-1, self.num_views).mean(1)
+        return values_b if self.num_views == 1 else values_b.repeat_interleave(self.num_views)
 
 
 def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,5 +178,10 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[
         raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")
     z_BVD = torch.stack((z1, z2), 1)
     z_BVD = z_BVD if unit is None else unit(z_BVD)
-    anchors, positives = z_BVD.flatten(0, 1), z_BVD.flip(1).flatten(0, 1).unsqueeze(1)
-    return Pairs(anchors, anchors, positives, ids, ids.repeat_interleave(2), num_views=2, unit=unit is not None)
+    anchors = z_BVD.flatten(0, 1)
+    return Pairs(anchors, anchors, other_views(anchors), ids, ids.repeat_interleave(2), num_views=2, unit=unit is not None, twins=True)
+
+
+def other_views(anchors: Tensor) -> Tensor:
+    """(A, 1, D) the other view of each of (A, D) anchors, two a sample, without gradient."""
+    return anchors.detach().view(-1, 2, anchors.shape[1]).flip(1).view(-1, 1, anchors.shape[1])

@@ -1,14 +1,16 @@
-"""Randomness by name: a generator is a function of seed and key, so that no running state has to be saved or restored."""
+"""Seeding: a random generator is a function of seed and key, so no random state has to be saved or restored."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """The 63-bit seed that belongs to `seed` and `key`; the same in every process, on every platform, in every version.
+    """The 63-bit seed of `seed` and `key`, equal in every process, on every platform and in every version.
 
     Each part is hashed with its type and length, so `("1",)`, `(1,)` and `("1", "")` have different seeds.
     """
@@ -31,3 +33,12 @@ def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") ->
         True
     """
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *key))
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restores the global random state of torch at the end. The GPUs are included only if CUDA is in use: reading their state would
+    initialise CUDA on all of them, and a process that has done so cannot fork."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -11,22 +11,18 @@ Dimension key: A anchors, P own positives, C candidates, D embedding, K classes,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from kinfolk.kinship import others
-from kinfolk.pairs import Block, Pairs
+from kinfolk.pairs import Block
 
 NAN = float("nan")
 UNIT = 1 << 20
 """A similarity or a rate of 1 in the sums, which are whole numbers: they come to the same in any order, and after a resume."""
-COUNTED = 8
-"""Length of what `count` returns: the first fields of `Stats`."""
-LOOKED_AT = 4096
-"""Candidates that the similarity of false negatives is taken of, at most; of more, evenly spread ones."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Stats:
         anchors: labelled samples that were anchors, all views of a sample together; once for each level of a detector.
         precision_sum, recall_sum: sums over them of their own precision (1 with nothing flagged) and recall (1 without false negatives).
         positives, positive_sum: pairs of an anchor and an own positive, and the sum of their similarities.
-        alike, alike_sum: pairs of negatives with equal known labels that were looked at, and the sum of their similarities.
+        alike, alike_sum: pairs of negatives with equal known labels, and the sum of their similarities.
     """
 
     negatives: Tensor
@@ -135,116 +131,83 @@ class Stats:
 
 @dataclass(frozen=True)
 class Alike:
-    """Which pairs of a block have two known labels and which have equal ones, 1 and 0 and 0 within a sample; and (R,) whether the row's is
-    known."""
+    """What labels say of the pairs of a block.
 
-    known_RC: Tensor
+    Args:
+        same_RC: 1 where two known labels are equal, 0 elsewhere and within a sample.
+        known_RC: 1 where both labels are known, 0 elsewhere and within a sample; None: all labels are known.
+        known_b: 1 where the label of the sample is known.
+        kin_b, similarity_b: the number of pairs with equal labels over all views of a sample, and the sum of their similarities.
+    """
+
     same_RC: Tensor
-    known_R: Tensor
+    known_RC: Tensor | None
+    known_b: Tensor
+    kin_b: Tensor
+    similarity_b: Tensor
 
 
 @dataclass(frozen=True)
 class Labels:
-    """(N,) labels of all samples, below 0 where unknown, and the number of classes, which only the host may ask for."""
+    """(N,) labels of all samples, below 0 where unknown; `complete`: whether all are known, which the host finds out once."""
 
     of_N: Tensor
-    number: int
+    complete: bool
 
     def alike(self, block: Block) -> Alike:
         """What they say of the pairs of a block."""
-        label_R, label_C = self.of_N[block.row_ids], self.of_N[block.candidate_ids]
-        known_R = label_R >= 0
-        known_RC = others(block.sim_RC) * (known_R.unsqueeze(1) & (label_C >= 0))
-        return Alike(known_RC, known_RC * (label_R.unsqueeze(1) == label_C), known_R)
+        label_b, label_C, dtype = self.of_N[block.ids], self.of_N[block.candidate_ids], block.sim_RC.dtype
+        same_b1C, other_RC = label_b.view(-1, 1, 1) == label_C, others(block.sim_RC)
+        by_view = (len(block.ids), block.num_views, -1)
+        known_RC = None
+        if self.complete:
+            known_b = torch.ones_like(block.num_negatives_b, dtype=dtype)
+        else:
+            known = label_b >= 0
+            known_b, known_b1C = known.to(dtype), known.view(-1, 1, 1) & (label_C >= 0)
+            same_b1C = same_b1C & known_b1C
+            known_RC = (other_RC.view(by_view) * known_b1C).view_as(block.sim_RC)
+        same_RC = (other_RC.view(by_view) * same_b1C).view_as(block.sim_RC)
+        sums = _per_sample(same_RC, len(block.ids)), _per_sample(block.sim_RC * same_RC, len(block.ids))
+        return Alike(same_RC, known_RC, known_b, *sums)
 
 
-def summed(counts: Sequence[Tensor | tuple[Tensor, Tensor]], views_AP: Tensor, alike: Tensor | None) -> Stats:
-    """The counts of a step, from what `count` gave of each block, or without labels from (R,) negatives and flagged of its rows; from the
-    similarities of the anchors' own positives; and from (2,) `alike_similarity`. Only computed where somebody asks."""
-    blocks = [each if isinstance(each, Tensor) else count(*each) for each in counts]
-    similarity = _whole(views_AP.sum(1))
-    own = torch.stack((torch.full_like(similarity, views_AP.numel()), similarity))
-    return Stats.from_counts(torch.cat((torch.stack(blocks).sum(0), own, torch.zeros_like(own) if alike is None else alike)))
+def _per_sample(values_RC: Tensor, num_samples: int) -> Tensor:
+    return values_RC.view(num_samples, -1).sum(1)
 
 
-def count(negatives_R: Tensor, flagged_R: Tensor, kin_RC: Tensor | None = None, alike: Alike | None = None, num_views: int = 1) -> Tensor:
-    """(8,) the counts of one block, the first fields of `Stats`.
+def count(negatives_b: Tensor, flagged_R: Tensor | None, kin_RC: Tensor | None = None, alike: Alike | None = None) -> Tensor:
+    """(10,) the counts of one block: all fields of `Stats` but those of the own positives.
 
     Args:
-        negatives_R, flagged_R: (R,) how many of each row could have been flagged, and were.
+        negatives_b: (b,) how many candidates of each sample, over all its views, could have been flagged.
+        flagged_R: (R,) how many candidates of each row were flagged; None: none.
         kin_RC: 1 where these are; None: nowhere.
-        alike: see `Labels`; None: there are none.
-        num_views: rows of a sample.
+        alike: see `Labels`; None: there are no labels.
     """
-    rows = [negatives_R, flagged_R]
+    negatives_b = negatives_b if negatives_b.is_floating_point() else negatives_b.to(torch.get_default_dtype())
+    none_b = torch.zeros_like(negatives_b)
+    flagged_b = none_b if flagged_R is None else flagged_R.view(len(none_b), -1).sum(1)
     if alike is None:
-        counts = torch.stack([row.to(torch.float64) for row in rows]).sum(1).to(torch.int64)
-        return torch.cat((counts, counts.new_zeros(COUNTED - 2)))
-    none_R = torch.zeros_like(flagged_R)
-    judged_R, hits_R = (none_R if kin_RC is None else (kin_RC * each_RC).sum(1) for each_RC in (alike.known_RC, alike.same_RC))
-    kin_R = alike.same_RC.sum(1)
-    counts = torch.stack([row.to(torch.float64) for row in (*rows, judged_R, hits_R, kin_R)]).sum(1).to(torch.int64)
-    return torch.cat((counts, torch.stack(per_anchor(hits_R, judged_R, kin_R, alike.known_R, num_views))))
+        columns = (negatives_b, flagged_b, *(none_b,) * 8)
+    else:
+        hits_b = none_b if kin_RC is None else _per_sample(kin_RC * alike.same_RC, len(none_b))
+        judged_b = flagged_b if kin_RC is None or alike.known_RC is None else _per_sample(kin_RC * alike.known_RC, len(none_b))
+        whole_2b = torch.stack((judged_b, alike.kin_b))
+        rate_2b = (hits_b + (whole_2b == 0)) / whole_2b.clamp(min=1) * alike.known_b  # with nothing to be right about, 1
+        precision_b, recall_b, similarity_b = (torch.cat((rate_2b, alike.similarity_b.unsqueeze(0))) * UNIT).round()
+        rates = (alike.known_b, precision_b, recall_b, alike.kin_b, similarity_b)
+        columns = (negatives_b, flagged_b, judged_b, hits_b, alike.kin_b, *rates)
+    return torch.stack(columns).sum(1, dtype=torch.float64).to(torch.int64)
 
 
-def per_anchor(hits_R: Tensor, judged_R: Tensor, kin_R: Tensor, known_R: Tensor, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How many labelled samples the rows belong to, and the sums of their own precisions and recalls, all as whole numbers.
-
-    Args:
-        hits_R, judged_R, kin_R: (R,) pairs of a row that were flagged rightly, that were flagged, and that are false negatives.
-        known_R: (R,) whether the row's label is known.
-        num_views: rows of a sample, which stand one after the other.
-    """
-    hits_b, judged_b, kin_b = (each_R.view(-1, num_views).sum(1) for each_R in (hits_R, judged_R, kin_R))
-    known_b = known_R.view(-1, num_views)[:, 0]
-    precision_b, recall_b = ((hits_b.double() / whole_b.clamp(min=1)).where(whole_b > 0, 1.0) * known_b for whole_b in (judged_b, kin_b))
-    return known_b.sum(), _whole(precision_b), _whole(recall_b)
-
-
-def alike_similarity(anchors_AD: Tensor, candidates_CD: Tensor, pairs: Pairs, labels: Labels) -> Tensor:
-    """(2,) how many pairs of an anchor and a negative have equal labels, and the sum of their similarities; no A × C matrix.
-
-    Σ over the candidates of a class of z·z′ is z times the sum of the class; what is the anchor's own is taken off it."""
-    spread = slice(None, None, -(-len(candidates_CD) // LOOKED_AT))
-    some_CD, label_C = candidates_CD[spread], labels.of_N[pairs.candidate_ids[spread]]
-    label_A = labels.of_N[pairs.ids].repeat_interleave(pairs.num_views)
-    class_C, class_A = (label.clamp(min=-1) + 1 for label in (label_C, label_A))  # the first: without label
-    of_class_A, size_A = _sums(anchors_AD, class_A, some_CD, class_C, labels.number + 1)
-    key_A, key_C = _own_keys(pairs, spread, class_A, class_C, labels.number + 1)
-    own_A, own_size_A = _sums(anchors_AD, key_A, some_CD, key_C, len(key_C))
-    known_A = label_A >= 0
-    alike = ((size_A - own_size_A) * known_A).sum()
-    return torch.stack([alike.to(torch.int64), _whole(torch.where(known_A, of_class_A - own_A, 0.0))])
-
-
-def _sums(anchors_AD: Tensor, key_A: Tensor, candidates_CD: Tensor, key_C: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """(A,), (A,) Σ a·c over the candidates of each anchor's key, and how many these are. Keys are in [0, number); below 0: none."""
-    sum_KD = candidates_CD.new_zeros(number, candidates_CD.shape[1]).index_add_(0, key_C, candidates_CD)
-    size_K = candidates_CD.new_zeros(number).index_add_(0, key_C, torch.ones_like(candidates_CD[:, 0]))
-    held_A = key_A.clamp(min=0)
-    return torch.where(key_A >= 0, (anchors_AD * sum_KD[held_A]).sum(1), 0.0), torch.where(key_A >= 0, size_K[held_A], 0.0)
-
-
-def _own_keys(pairs: Pairs, spread: slice, class_A: Tensor, class_C: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """(A,), (C,) numbers in [0, C) that agree where a candidate is the anchor's own and of its class; −1 where the anchor has none."""
-    keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.groups is None else (pairs.groups, pairs.candidate_groups)
-    assert keys_C is not None
-    key_A, key_C = keys_B.repeat_interleave(pairs.num_views), keys_C[spread].contiguous()
-    if pairs.groups is not None:  # one group may be of several classes; one sample is of one
-        sorted_C = key_C.sort().values
-        key_A, key_C = _place(sorted_C, key_A) * classes + class_A, _place(sorted_C, key_C) * classes + class_C
-    sorted_C = key_C.sort().values
-    return _place(sorted_C, key_A), _place(sorted_C, key_C)
-
-
-def _place(sorted_C: Tensor, key: Tensor) -> Tensor:
-    """Where each key first stands in a sorted list; −1 where it does not."""
-    at = torch.searchsorted(sorted_C, key).clamp(max=len(sorted_C) - 1)
-    return torch.where(sorted_C[at] == key, at, -1)
-
-
-def _whole(value_A: Tensor) -> Tensor:
-    return (value_A.double() * UNIT).round().sum().to(torch.int64)
+def summed(counts: Sequence[Callable[[], Tensor]], views_AP: Tensor) -> Stats:
+    """The counts of a step, from what `count` returns for each block, and from the similarities of the anchors' own positives."""
+    blocks = [counted() for counted in counts]
+    total = torch.stack(blocks).sum(0) if len(blocks) > 1 else blocks[0]
+    similarity = (views_AP * UNIT).round().sum(dtype=torch.float64).to(torch.int64)
+    own = torch.stack((torch.full_like(similarity, views_AP.numel()), similarity))
+    return Stats.from_counts(torch.cat((total[:8], own, total[8:])))
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

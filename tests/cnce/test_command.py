@@ -78,7 +78,7 @@ def test_variance_of_two_views(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--study", "variance", "--train-each"], "--train-each belongs to --study table"),
         (["--study", "variance", "--same-data"], "--same-data belongs to --study table"),
         (["--views", "a.npy", "b.npy"], "--views belongs to --study variance"),
-        (["--study", "variance", "--views", "a.npy", "b.npy"], "a.npy can't be read"),
+        (["--study", "variance", "--views", "a.npy", "b.npy"], "a.npy cannot be read"),
         (["--temperature", "0"], "--temperature (=0.0) must be above 0"),
         (["--out", "table.csv"], "must end in .json"),
     ],

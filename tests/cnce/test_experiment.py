@@ -135,7 +135,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.zeros((4, 2)))
     np.save(tmp_path / "c.npy", np.full((3, 2), np.nan))
     (tmp_path / "d.npy").write_text("no array")
-    for other, message in (("b", r"shapes \(3, 2\) and \(4, 2\)"), ("c", "not finite"), ("d", "can't be read"), ("e", "can't be read")):
+    for other, message in (("b", r"shapes \(3, 2\) and \(4, 2\)"), ("c", "not finite"), ("d", "cannot be read"), ("e", "cannot be read")):
         with pytest.raises(UsageError, match=message):
             views_study(tmp_path / "a.npy", tmp_path / f"{other}.npy", 0.5)
 

@@ -15,7 +15,7 @@ def block_of(z: Tensor, ids: Tensor, num_views: int = 1) -> Block:
     z = torch.nn.functional.normalize(z, dim=1)
     row_ids = ids.repeat_interleave(num_views)
     own = row_ids.unsqueeze(1) == row_ids
-    return Block((z @ z.T).masked_fill(own, -torch.inf), ids, row_ids, num_views, (~own).sum(1))
+    return Block((z @ z.T).masked_fill(own, -torch.inf), ids, row_ids, num_views, (~own[::num_views]).sum(1))
 
 
 def random_block(seed: int, ids: list[int], num_views: int = 2, dtype: torch.dtype = torch.float32, dim: int = 4) -> Block:

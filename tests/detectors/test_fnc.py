@@ -56,7 +56,7 @@ def test_a_row_without_negatives_flags_nobody() -> None:
 def test_the_order_of_candidates_changes_nothing_and_similarities_stay() -> None:
     block, order = random_block(5, list(range(6)), dtype=torch.bfloat16), torch.randperm(12)
     before = block.sim_RC.clone()
-    moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_R)
+    moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b)
     assert torch.equal(kin(FNC(fraction=0.3), block)[:, order], kin(FNC(fraction=0.3), moved))
     assert torch.equal(block.sim_RC, before)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.detectors import GloFND, quantile
+from kinfolk.detectors import GloFND
 from kinfolk.detectors.base import Found
 from kinfolk.kinship import Interval
 from kinfolk.objectives import NTXent
@@ -53,24 +53,25 @@ def test_adam_and_sgd_equal_the_loop(rule: str, seed: int, alpha: float) -> None
             assert [set(row.nonzero().flatten().tolist()) for row in flagged[rows]] == want
 
 
-@given(seed=st.integers(0, 30), alpha=st.sampled_from([0.05, 0.2, 0.6]), drift=st.sampled_from([0.0, -0.7]))
+@given(seed=st.integers(0, 30), alpha=st.sampled_from([0.05, 0.2, 0.6]))
 @settings(max_examples=15, deadline=None)
-def test_tracking_equals_the_loop(seed: int, alpha: float, drift: float) -> None:
+def test_tracking_equals_the_loop(seed: int, alpha: float) -> None:
     detector = made("tracking", alpha).double()
-    assert detector.drift is not None
     loop = {i: detection.Tracked() for i in range(12)}
     for block in batches(40, seed=100 * seed, num_views=1):
-        detector.drift.fill_(drift)
-        found = detector.find(block)
-        for row, i, level in zip(block.sim_RC.double().tolist(), block.ids.tolist(), level_of(found).tolist(), strict=True):
-            first = loop[i].visits == 0
-            loop[i].visit(row, alpha, drift)
-            assert level == (torch.inf if first or loop[i].used >= 1 else pytest.approx(max(-1, loop[i].used), abs=1e-6))
+        found, ids = detector.find(block), block.ids.tolist()
+        for row, i, level in zip(block.sim_RC.double().tolist(), ids, level_of(found).tolist(), strict=True):
+            first = loop[i].tail == 0
+            loop[i].visit(row, alpha)
+            assert level == (torch.inf if first else pytest.approx(loop[i].used, abs=1e-6))
         detector.observe(block.ids, found.update)
-        for i in block.ids.tolist():
-            for field, want in (("threshold", loop[i].value), ("tail", loop[i].tail), ("mean", loop[i].mean), ("spread", loop[i].spread)):
+        expected, m = alpha * 5 * len(ids), max(1, alpha * 5)
+        gain = 0.8 * expected / (expected + 10) * (m + 6) / m
+        common = min(gain * sum(loop[i].step for i in ids) / len(ids), 2)
+        for i in ids:
+            loop[i].value += common * loop[i].tail
+            for field, want in (("threshold", loop[i].value), ("tail", loop[i].tail), ("location", loop[i].mean + 1)):
                 assert getattr(detector.store, field)[i].item() == pytest.approx(want, abs=1e-5)
-            assert detector.store.visits[i] == loop[i].visits
 
 
 def drawn(detector: GloFND, visits: int, n: int, mean: float, spread: float, jump: float = 0.0, fixed: bool = False) -> list[float]:
@@ -138,29 +139,32 @@ def test_concentrated_features_in_small_batches_stay_near_alpha(init: str) -> No
         assert low < flagged / negatives < high or (epoch == 0 and init == "one" and not flagged)
 
 
-def test_drift_moves_known_thresholds_by_their_tail_and_no_others() -> None:
-    still, moving, block = made(), made(), batches(1)[0]
-    for detector in (still, moving):
-        settled = {"threshold": torch.full((12,), 0.9), "tail": torch.full((12,), 0.2), "visits": torch.arange(12) % 2 * 20}
-        detector.store.write(torch.arange(12), {**settled, "spread": torch.ones(12)})
-    assert moving.drift is not None
-    moving.drift.fill_(-0.5)
-    used = [quantile.in_use(found.update, d) for found, d in ((still.find(block), torch.tensor(0.0)), (moving.find(block), moving.drift))]
-    known = block.ids % 2 == 1
-    assert (used[1] - used[0])[known].max() < -0.02
-    torch.testing.assert_close(used[1][~known], used[0][~known], rtol=0, atol=1e-6)
-
-
-def test_drift_is_learned_where_all_thresholds_are_off() -> None:
-    detector = GloFND(400, 0.05, init="quantile")
-    assert detector.drift is not None
+def test_a_drift_of_all_similarities_is_followed() -> None:
+    """The tail shrinks by 3 % with each visit, and the mean stays: each sample learns it from the whole batch, not from its own count alone."""
+    detector = GloFND(400, 0.005, init="quantile")
     drawn(detector, 20, 100, 0.0, 0.1)
-    assert abs(detector.drift.item()) < 0.2
-    g = torch.Generator().manual_seed(1)
-    for visit in range(15):  # the tail shrinks, visit by visit; the mean stays
+    g, shares = torch.Generator().manual_seed(1), []
+    for visit in range(20):
         sim = 0.1 * 0.97**visit * torch.randn(400, 100, generator=g)
-        step(detector, Block(sim, torch.arange(400), torch.arange(100) + 400, 1, torch.full((400,), 100)))
-    assert detector.drift.item() < -0.2
+        block = Block(sim, torch.arange(400), torch.arange(100) + 400, 1, torch.full((400,), 100))
+        shares.append(step(detector, block).sum().item() / (400 * 100 * 0.005))
+    assert sum(shares[10:]) / 10 == pytest.approx(1, abs=0.35)
+
+
+def test_a_state_of_version_0_1_0_is_converted() -> None:
+    detector = made()
+    old = {
+        "store.threshold": torch.linspace(0.1, 0.9, 12),
+        "store.tail": torch.full((12,), 0.2),
+        "store.mean": torch.full((12,), -0.1),
+        "store.spread": torch.ones(12),
+        "store.visits": torch.arange(12),
+        "drift": torch.tensor(-0.5),
+    }
+    detector.load_state_dict(dict(old))
+    torch.testing.assert_close(detector.thresholds[1:], (old["store.threshold"] - 0.09)[1:])
+    assert detector.thresholds[0] == 1
+    assert detector.store.location[1:].tolist() == pytest.approx([0.9] * 11)
 
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
@@ -168,8 +172,8 @@ def test_kin_are_above_the_new_threshold_not_the_old(rule: str) -> None:
     detector = made(rule, init="quantile")
     for block in batches(30):
         found = detector.find(block)
-        level = found.update["threshold"]
-        level = level.clamp(-1, 1).masked_fill(level >= 1, torch.inf).repeat_interleave(2)
+        level = found.update["state"][:, 0]
+        level = level.clamp(-1, 1).masked_fill(level >= 1, torch.inf)
         torch.testing.assert_close(level_of(found), level, rtol=0, atol=1e-6)
         detector.observe(block.ids, found.update)
 
@@ -248,8 +252,8 @@ def test_duplicates_store_the_mean_of_their_proposals(rule: str) -> None:
     block = random_block(77, [4, 1, 4, 2, 5])
     update = detector.find(block).update
     detector.observe(block.ids, update)
-    assert detector.store.threshold[4].item() == pytest.approx(update["threshold"][[0, 2]].mean().item(), abs=1e-6)
-    assert detector.store.threshold[1] == update["threshold"][1]
+    assert detector.store.threshold[4].item() == pytest.approx(update["state"][[0, 2], 0].mean().item(), abs=1e-6)
+    assert detector.store.threshold[1] == update["state"][1, 0]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -267,7 +271,7 @@ def test_saved_loaded_and_continued_is_uninterrupted_bit_for_bit(rule: str, shar
     assert all(torch.equal(v, second.state_dict()[k]) for k, v in whole.state_dict().items())
     with pytest.raises(RuntimeError, match="holds"):
         GloFND(13 if not shared else 12, 0.2, rule=rule, shared=False).load_state_dict(  # type: ignore[arg-type]
-            {**made(rule, shared=shared).state_dict(), **({"drift": torch.tensor(0.0)} if shared and rule == "tracking" else {})}
+            made(rule, shared=shared).state_dict()
         )
 
 
@@ -277,7 +281,7 @@ def test_the_order_of_candidates_changes_nothing(rule: str, dtype: torch.dtype) 
     one, other = made(rule, init="quantile"), made(rule, init="quantile")
     for seed in range(20):
         block, order = random_block(seed, [0, 3, 5, 7], dtype=dtype), torch.randperm(8, generator=torch.Generator().manual_seed(seed))
-        moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_R[:])
+        moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b)
         step(one, block)
         step(other, moved)
     assert torch.allclose(one.thresholds, other.thresholds, atol=1e-5)
@@ -324,7 +328,7 @@ def test_tracking_learns_the_quantile_and_holds_the_share(init: str, turn: float
         shares.append(flagged / (1024 * 63) / 0.05)
     sim = (z @ z.T).fill_diagonal_(-torch.inf)
     exact = quantiles(sim, 0.05)
-    assert (detector.thresholds - exact).abs().mean() < (0.1 if turn == 0 else 0.15) * sim.triu(1)[sim.triu(1) != 0].std()
+    assert (detector.thresholds - exact).abs().mean() < (0.13 if turn == 0 else 0.15) * sim.triu(1)[sim.triu(1) != 0].std()
     assert sum(shares[-10:]) / 10 == pytest.approx(1, abs=0.06)
     assert all(abs(share - 1) < 0.15 for share in shares[20:])
 
@@ -380,7 +384,7 @@ def test_one_alpha_for_all_is_the_same_as_equal_ones(rule: str) -> None:
     one, each = (GloFND(12, alpha, rule=rule, init="quantile", lr=0.1) for alpha in (0.25, torch.full((12,), 0.25)))  # type: ignore[arg-type]
     for block in batches(12):
         assert torch.equal(step(one, block), step(each, block))
-    assert torch.equal(one.thresholds, each.thresholds)
+    torch.testing.assert_close(one.thresholds, each.thresholds)
 
 
 def test_alpha_zero_for_every_sample_says_nothing_at_all() -> None:

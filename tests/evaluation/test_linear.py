@@ -105,7 +105,7 @@ def test_wrong_use_is_refused() -> None:
         linear_probe(x, np.full(30, 4), x, y)
     with pytest.raises(KinfolkError, match="train part has no labelled samples"):
         linear_probe(x, np.full(30, -1), x, y)
-    with pytest.raises(KinfolkError, match="test part hold values that are not finite"):
+    with pytest.raises(KinfolkError, match="test part contain values that are not finite"):
         linear_probe(x, y, x * np.nan, y)
     with pytest.raises(ValueError, match=r"`test_y` \(=\(29,\)\)"):
         linear_probe(x, y, x, y[:29])

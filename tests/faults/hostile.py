@@ -190,10 +190,10 @@ def _features(path: Path) -> object:
 
 
 def _labels(path: Path) -> object:
-    from kinfolk.auditing.result import encoded, read_labels
+    from kinfolk.auditing.annotations import encode, read_labels
 
-    found = read_labels(path)
-    return encoded(found, len(found))
+    found = read_labels(path).values
+    return encode(found, len(found))
 
 
 def _images(path: Path) -> object:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from kinfolk.files import is_unfinished
+
 
 def flipped(data: bytes, bit: int) -> bytes:
     """The same bytes with one bit turned."""
@@ -211,9 +213,7 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     lines = [[{key: value for key, value in row.items() if key not in timing} for row in run.epochs()] for run in (one, other)]
     if lines[0] != lines[1]:
         found.append("metrics.jsonl")
-    leftovers = [
-        path.name for path in ours.rglob("*") if path.name.endswith((".unfinished", ".partial", ".part")) and "cache" not in path.parts
-    ]
+    leftovers = [path.name for path in ours.rglob("*") if is_unfinished(path.name) and "cache" not in path.parts]
     return found + [f"left behind: {name}" for name in leftovers]
 
 

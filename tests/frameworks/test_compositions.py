@@ -83,7 +83,7 @@ def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Ite
         due = framework.due(epoch)
         if due:
             framework.refresh(features(framework, images), epoch / epochs)
-            for parameter in framework.renewed:
+            for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
         order = framework.batches(generator(0, "order", epoch), BATCH)
         order = torch.randperm(NUM_SAMPLES, generator=draw) if order is None else order

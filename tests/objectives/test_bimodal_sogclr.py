@@ -9,7 +9,7 @@ from torch import Tensor
 from kinfolk.actions import Action
 from kinfolk.detectors import FNC, GloFND
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss
-from kinfolk.objectives.averaged import cosine_gamma
+from kinfolk.objectives.moving_average import cosine_gamma
 from tests.reference import bimodal
 from tests.scripted import Scripted, everybody, same_class
 

@@ -80,7 +80,7 @@ def test_in_eval_nothing_is_written() -> None:
     after = loss_fn.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert {key.split(".")[-1] for key in after} == {"log_u", "seen"}
+    assert {key.split(".")[-1] for key in after} == {"log_u"}
 
 
 def test_save_load_continue_is_bit_for_bit() -> None:
@@ -110,7 +110,7 @@ def test_no_overflow_at_low_temperature(temperature: float) -> None:
         assert gradient.isfinite().all()
     same = torch.ones(8, 4)
     assert loss_fn(same, same, torch.arange(8)).isfinite()
-    assert loss_fn.store.log_u.isfinite().all()
+    assert (loss_fn.store.log_u < 100).all()
 
 
 def test_all_flagged_leaves_no_trace_of_nan() -> None:
@@ -126,7 +126,7 @@ def test_a_batch_of_one_writes_nothing() -> None:
     z1, z2, ids = batch(0, [2])
     loss = loss_fn(z1, z2, ids)
     torch.testing.assert_close(loss, -torch.nn.functional.cosine_similarity(z1, z2).mean())
-    assert not loss_fn.store.seen.any()
+    assert not loss_fn.u.any()
     other = batch(1, [2, 0, 1, 3])
     assert loss_fn(*other).item() == SogCLR(4, 0.1)(*other).item()
 
@@ -139,7 +139,8 @@ def test_duplicates_of_an_id_store_the_mean_of_their_updates() -> None:
     sim = (unit @ unit.T / 0.3).exp()
     where = torch.tensor([0, 1, 2, 0]).repeat_interleave(2)
     g = [sim[i, where != where[i]].mean() for i in range(8)]
-    expected = torch.stack([(g[0] + g[1] + g[6] + g[7]) / 4, (g[2] + g[3]) / 2, (g[4] + g[5]) / 2]).detach()
+    twice = torch.sqrt((g[0] + g[1]) / 2 * (g[6] + g[7]) / 2)  # the mean of the logarithms
+    expected = torch.stack([twice, (g[2] + g[3]) / 2, (g[4] + g[5]) / 2]).detach()
     torch.testing.assert_close(loss_fn.u[:3], expected)
     assert loss_fn.u[3] == 0
 

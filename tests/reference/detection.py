@@ -50,57 +50,25 @@ def quantile(values: list[float], share_above: float) -> float:
     return ordered[first] + (place - first) * (ordered[second] - ordered[first])
 
 
-def _level(share: float) -> float:
-    """What the share of a standard normal distribution lies above."""
-    return NormalDist().inv_cdf(1 - share)
-
-
-def _excess(share: float) -> float:
-    return NormalDist().pdf(_level(share)) / share - _level(share)
-
-
 @dataclass
 class Tracked:
-    """One sample's threshold under the rule "tracking"; `drift` is given. `value` is the stored one, `used` that of the last visit."""
+    """One sample's threshold under the rule "tracking", without the common step; `used` is the level of the last visit."""
 
     value: float = 1.0
     tail: float = 0.0
-    mean: float = 0.0
-    spread: float = 0.0
-    visits: int = 0
+    mean: float = 1.0
     used: float = 1.0
+    step: float = 0.0
 
-    def visit(self, row: list[float], alpha: float, drift: float = 0.0) -> None:
+    def visit(self, row: list[float], alpha: float) -> None:
         negatives = [s for s in row if s != -math.inf]
-        n = len(negatives)
-        mean = sum(negatives) / n
-        below = [(mean - s) ** 2 for s in negatives if s < mean]
-        spread = math.sqrt(sum(below) / max(1, len(below)))
-        share = min(0.999, max(alpha, min(0.5, 1 / n)))
-        fresh = self.visits == 0
-        rate = spread_rate = 1.0
-        if fresh or abs(mean - self.mean) > self.spread * max(0.5, 6 / math.sqrt(n)):
-            self.visits = min(self.visits, 2)
-        else:
-            rate, spread_rate = (max(least, 1 / (self.visits + 1)) for least in (1 / 8, min(1 / 8, max(1 / 32, n / 4096))))
-        offset, before = self.value - self.mean, self.spread
-        self.mean += rate * (mean - self.mean)
-        self.spread += spread_rate * (spread - self.spread)
-        stretch = self.spread / before if before > 0 else 1.0
-        self.value, self.tail = self.mean + offset * stretch, self.tail * stretch
-        if fresh:
-            to_top = _level(min(0.5, math.exp(-0.5772156649015329) / n)) - _level(share)
-            self.tail = self.spread * _excess(share)
-            self.value = max(negatives) - self.spread * to_top + self.tail * math.log(share / alpha)
-        self.used = self.value + self.tail * (0.0 if fresh else drift)
+        n, mean, fresh = len(negatives), sum(s for s in row if s != -math.inf) / sum(s != -math.inf for s in row), self.tail == 0
+        self.used, self.mean = self.value + mean - self.mean, mean
         peaks = [s - self.used for s in negatives if s > self.used]
-        expected = alpha * n
-        trust = expected / (expected + min(expected * self.visits, 5 * min(1.0, expected)) + min(1.0, expected))
-        change = trust * (len(peaks) / expected - 1)
-        self.value = self.used + max(self.tail, self.spread * _excess(share) / 2) * (change if change < 1 else 1 + math.log(change))
-        if peaks:
-            self.tail = ((1 - trust) * self.tail + trust * sum(peaks) / expected) / (1 + change)
-        if fresh:
-            self.used = self.value
-        self.value -= 0.9 * drift * self.tail
-        self.visits += 1
+        weight = max(1.0, alpha * len(row)) / (max(1.0, alpha * len(row)) + 6)
+        prior = alpha * (1 - weight) / weight
+        self.tail = (prior * self.tail + sum(peaks) / n) / (prior + len(peaks) / n)
+        largest = max(1.5, NormalDist().inv_cdf(1 - min(alpha, 0.5)) / math.sqrt(2 / math.pi))
+        self.step = min(weight * (len(peaks) / n / alpha - 1), largest)
+        self.value = self.used + self.tail * self.step
+        self.step = 0.0 if fresh else self.step

@@ -11,53 +11,41 @@ from kinfolk.stores import PerSample
 
 
 def store(num_samples: int = 5) -> PerSample:
-    return PerSample(num_samples, threshold=1.0, count=torch.tensor(0), seen=False)
+    return PerSample(num_samples, threshold=1.0, count=0)
 
 
-def test_fields_start_at_their_value_and_keep_its_dtype() -> None:
-    fields = store().read(torch.tensor([4, 0]))
-    assert fields["threshold"].tolist() == [1.0, 1.0]
-    assert {name: value.dtype for name, value in fields.items()} == {
-        "threshold": torch.float32,
-        "count": torch.int64,
-        "seen": torch.bool,
-    }
-
-
-def test_a_write_changes_only_its_rows() -> None:
+def test_fields_start_at_their_value_and_are_columns_of_one_tensor() -> None:
     made = store()
-    made.write(torch.tensor([3, 1]), {"threshold": torch.tensor([0.3, 0.1]), "count": torch.tensor([3, 1])})
+    fields = made.read(torch.tensor([4, 0]))
+    assert {name: value.tolist() for name, value in fields.items()} == {"threshold": [1.0, 1.0], "count": [0.0, 0.0]}
+    made.threshold.fill_(0.5)
+    assert made.read_rows(torch.tensor([2])).tolist() == [[0.5, 0.0]]
+
+
+def test_a_write_changes_only_its_rows_and_fields() -> None:
+    made = store()
+    made.write(torch.tensor([3, 1]), {"threshold": torch.tensor([0.3, 0.1])})
+    made.write(torch.tensor([3]), {"count": torch.tensor([3])})
     assert made.threshold.tolist() == pytest.approx([1.0, 0.1, 1.0, 0.3, 1.0])
-    assert made.count.tolist() == [0, 1, 0, 3, 0]
-    assert not made.seen.any()
+    assert made.count.tolist() == [0, 0, 0, 3, 0]
 
 
-def test_duplicates_are_stored_as_mean_any_and_rounded_mean() -> None:
+def test_where_a_value_is_nan_the_old_one_stays() -> None:
     made = store()
-    rows = {
-        "threshold": torch.tensor([0.25, 0.5, 0.75, -1.0]),
-        "count": torch.tensor([1, 2, 2, 7]),
-        "seen": torch.tensor([False, True, False, False]),
-    }
-    made.write(torch.tensor([2, 2, 2, 0]), rows)
-    assert made.threshold[2] == 0.5
-    assert made.count.tolist() == [7, 0, 2, 0, 0]
-    assert made.seen.tolist() == [False, False, True, False, False]
+    made.write_rows(torch.tensor([3, 1]), torch.tensor([[0.3, 2.0], [torch.nan, torch.nan]]))
+    assert made.rows.tolist() == [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [pytest.approx(0.3), 2.0], [1.0, 0.0]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(-1, 1)), min_size=1, max_size=20), st.randoms())
-def test_the_order_of_rows_does_not_show_in_the_last_bit(rows: list[tuple[int, float]], random: object) -> None:
+def test_duplicates_are_stored_as_their_mean_in_any_order(rows: list[tuple[int, float]], random: object) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    results = []
     for order in (rows, shuffled):
         made = store().double()
         made.write(torch.tensor([i for i, _ in order]), {"threshold": torch.tensor([x for _, x in order], dtype=torch.float64)})
-        results.append(made.threshold)
-    assert torch.equal(*results)
-    for i in range(5):
-        mine = [x for j, x in rows if j == i]
-        assert results[0][i].item() == pytest.approx(sum(mine) / len(mine) if mine else 1.0, abs=1e-12)
+        for i in range(5):
+            mine = [x for j, x in rows if j == i]
+            assert made.threshold[i].item() == pytest.approx(sum(mine) / len(mine) if mine else 1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("bad", [-1, 5])
@@ -71,8 +59,8 @@ def test_ids_out_of_range_are_named(bad: int) -> None:
 
 def test_state_dict_holds_every_field_and_loads_strictly() -> None:
     made, other = store(), store()
-    made.write(torch.tensor([1]), {"threshold": torch.tensor([0.5]), "count": torch.tensor([2]), "seen": torch.tensor([True])})
-    assert set(made.state_dict()) == {"threshold", "count", "seen"}
+    made.write(torch.tensor([1]), {"threshold": torch.tensor([0.5]), "count": torch.tensor([2])})
+    assert set(made.state_dict()) == {"threshold", "count"}
     other.load_state_dict(made.state_dict())
     assert all(torch.equal(getattr(made, name), getattr(other, name)) for name in made.state_dict())
     with pytest.raises(RuntimeError, match="holds 5 samples, but `num_samples` is 6"):

@@ -145,7 +145,7 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
 
         checkpoint.torch.save = half  # type: ignore[attr-defined]
     elif what == "line":
-        end = journal.Journal.on_train_epoch_end
+        end = journal.MetricsLog.on_train_epoch_end
 
         def on_train_epoch_end(self: Any, trainer: Any, module: Any) -> None:
             end(self, trainer, module)
@@ -154,7 +154,7 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
                     file.write('{"epoch": 99, "st')
                 os.kill(os.getpid(), number)
 
-        journal.Journal.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
+        journal.MetricsLog.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
     else:
         assert what == "folder"
 

@@ -29,7 +29,7 @@ def test_texts_become_numbers_and_defaults_are_filled_in() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"alpah": 1}, ["`detector.alpah` for glofnd", "did you mean `alpha`", "betas"]),
+        ({"alpah": 1}, ["`detector.alpah` for glofnd", "did you mean alpha", "betas"]),
         ({"num_samples": 5}, ["`detector.num_samples`"]),
         ({}, ["`detector.alpha` is required"]),
         ({"alpha": "much"}, ["`detector.alpha` (='much')", "number"]),

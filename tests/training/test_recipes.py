@@ -181,7 +181,7 @@ def test_a_recipe_by_path_and_unknown_ones(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("# mine\nepochs: 3\n", encoding="utf-8")
     assert load_recipe(path).epochs == load_recipe(str(path)).epochs == 3
-    with pytest.raises(UsageError, match="unknown recipe `demo-digit`; did you mean `demo-digits`"):
+    with pytest.raises(UsageError, match="unknown recipe `demo-digit`; did you mean demo-digits"):
         load_recipe("demo-digit")
     with pytest.raises(UsageError, match="there is no recipe file"):
         load_recipe(tmp_path / "other.yaml")

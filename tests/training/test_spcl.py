@@ -13,7 +13,7 @@ from torch import Tensor
 from kinfolk.embedding import embed
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import spcl
-from kinfolk.frameworks.spcl import renew
+from kinfolk.frameworks.spcl import reinitialise
 from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.module import TrainingModule
@@ -47,7 +47,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
 
     def renewed(parts: Any, seed: int) -> None:
         before = parts[0][0].weight.clone()
-        renew(parts, seed)
+        reinitialise(parts, seed)
         assert len(parts) == 3
         assert not torch.equal(parts[0][0].weight, before)
 

@@ -84,7 +84,7 @@ def test_begins_from_another_run(tmp_path: Path) -> None:
     opened = open_run(second.path)
     images, tokenizer = opened.data(), opened.towers().tokenizer
     config = opened.config.with_settings({"model.init": str(first.model)})
-    with pytest.warns(KinfolkWarning, match="head, text_encoder, text_head begin anew"):
+    with pytest.warns(KinfolkWarning, match="head, text_encoder, text_head start from random weights"):
         build_framework(config, images, tokenizer)
     moved = str(shutil.copy(first.path / "towers.safetensors", tmp_path))
     with pytest.warns(KinfolkWarning, match="give the tokenizer.json of its training as `text.tokenizer`"):

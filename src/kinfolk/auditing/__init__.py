@@ -1,4 +1,4 @@
-"""The audit: which samples of any embedding would be false negatives of each other."""
+"""The audit finds, in any embedding, the samples that would be false negatives of each other."""
 
 from kinfolk.auditing.result import Audit
 from kinfolk.auditing.run_audit import audit

@@ -1,10 +1,9 @@
-"""A few anchors looked at in full: precision and recall along α, what stands out, and the check of an approximate audit.
+"""Choosing α: statistics of a random part of the anchors, the suggested share, and the false negatives that a batch will contain.
 
-Dimension key: S surveyed anchors, R rows of a block, N data set, G values of α.
+`take_survey` computes all similarities of some anchors. From them come the curve of precision and recall along α (with labels) and the
+share of pairs that stands out, from which an α is suggested.
 
-What the audit advises: a share α, and how many false negatives a batch would hold.
-
-Dimension key: N data set, S samples with a known label.
+Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), R rows of a block, N data set.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BINS = 80
 
 @dataclass(frozen=True)
 class Point:
-    """What one α flags: shares of pairs; NaN without labels."""
+    """What one α flags. `share` is the share of all pairs; precision, recall and F1 are NaN where no labels are known."""
 
     alpha: float
     rule: str
@@ -40,55 +39,59 @@ class Point:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the surveyed anchors say.
+    """Statistics of the surveyed anchors.
 
     Args:
-        anchors: (S,) their ids; all samples where there are few.
+        anchors: (S,) their ids; all samples of a small data set.
         curve: for each α one point of the rule "one α" and one of "α by sample".
-        level: the z of `shape` at the audit's α.
-        excess: share of pairs that stands out from the similarities of strangers, mean over the anchors.
+        level: the z of `similarity_spread` at the audit's α.
+        excess: share of pairs that stands out from the similarities of unrelated samples, mean over the anchors.
+        excess_error: standard error of that mean.
         edges, density: histogram of all similarities of the anchors.
-        same_density: the same of those with equal labels; None without labels.
+        same_density: histogram of the similarities of pairs with equal labels; None without labels.
     """
 
     anchors: Ints
     curve: tuple[Point, ...]
     level: float
     excess: float
+    excess_error: float
     edges: Floats
     density: Floats
     same_density: Floats | None
 
 
 def surveyed_anchors(num_samples: int, labelled: bool) -> Ints:
-    """As many anchors as make some ten million pairs, or fifty where there are labels to count by."""
+    """Enough anchors for about ten million pairs, or fifty million with labels."""
     return similarity_spread.column_sample(num_samples, max(FEWEST_ANCHORS, (PAIRS_LABELLED if labelled else PAIRS) // num_samples))
 
 
 def take_survey(features: Features, alpha: float, labels_N: Ints | None, progress: bool = False) -> Survey:
-    """Looks twice at the rows of the surveyed anchors: for their shape, then for what each α flags."""
+    """Computes all similarities of the surveyed anchors twice: first for their distribution, then for what each α flags."""
     anchors_S = surveyed_anchors(len(features), labels_N is not None)
     columns_M, columns_MD = similarity_spread.prepared_columns(features)
     tails_Z = np.zeros(len(similarity_spread.LEVELS), dtype=np.int64)
     edges = np.linspace(-1, 1, BINS + 1, dtype=np.float32)
     counts, same_counts = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.int64)
-    standing_out = 0.0
-    shapes: list[tuple[Floats, Floats]] = []
-    for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Looking at a few anchors"):
-        shapes.append(similarity_spread.spread(similarity_spread.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M))[:2])
-        tails_RZ = similarity_spread.tails(sim_RN, *shapes[-1])
+    excesses: list[NDArray[np.float64]] = []
+    spreads: list[tuple[Floats, Floats]] = []
+    for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Surveying some anchors"):
+        spreads.append(similarity_spread.spread(similarity_spread.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M))[:2])
+        tails_RZ = similarity_spread.tails(sim_RN, *spreads[-1])
         tails_Z += tails_RZ.sum(0)
-        standing_out += float(similarity_spread.excess(tails_RZ, len(features) - 1).sum())
+        excesses.append(similarity_spread.excess(tails_RZ, len(features) - 1))
         for total, more in zip((counts, same_counts), _histogram(sim_RN, labels_N, ids_R), strict=True):
             total += more
     pairs = len(anchors_S) * (len(features) - 1)
     level = similarity_spread.level_for(alpha, tails_Z, pairs)
-    curve = _curve(features, anchors_S, labels_N, shapes, tails_Z, sorted({*ALPHAS, alpha}), progress)
+    curve = _curve(features, anchors_S, labels_N, spreads, tails_Z, sorted({*ALPHAS, alpha}), progress)
+    excess_S = np.concatenate(excesses)
     return Survey(
         anchors_S,
         curve,
         level,
-        standing_out / len(anchors_S),
+        float(excess_S.mean()),
+        float(excess_S.std(ddof=1) / np.sqrt(len(excess_S))),
         edges,
         (counts / max(1, counts.sum())).astype(np.float32),
         None if labels_N is None else (same_counts / max(1, same_counts.sum())).astype(np.float32),
@@ -99,7 +102,7 @@ def _curve(
     features: Features,
     anchors_S: Ints,
     labels_N: Ints | None,
-    shapes: list[tuple[Floats, Floats]],
+    spreads: list[tuple[Floats, Floats]],
     tails_Z: NDArray[np.int64],
     alphas: list[float],
     progress: bool,
@@ -111,17 +114,19 @@ def _curve(
     ranks = np.asarray([num_kin(alpha, others) for alpha in alphas])
     levels = np.asarray([similarity_spread.level_for(alpha, tails_Z, pairs) for alpha in alphas], dtype=np.float32)
     known_N = labels_N >= 0
-    everyone_known = bool(known_N.all())
-    counts = np.zeros((3, 2 * len(alphas)), dtype=np.int64)  # flagged, judged, hits; of both rules
+    all_known = bool(known_N.all())
+    counts = np.zeros(
+        (3, 2 * len(alphas)), dtype=np.int64
+    )  # flagged pairs, those with known labels, those with equal labels; for both rules
     kin = 0
-    for (ids_R, sim_RN), (median_R, spread_R) in zip(full_rows(features, anchors_S, progress, "Counting along α"), shapes, strict=True):
+    for (ids_R, sim_RN), (median_R, spread_R) in zip(full_rows(features, anchors_S, progress, "Counting along α"), spreads, strict=True):
         for anchor, sim_N, median, spread in zip(ids_R, sim_RN, median_R, spread_R, strict=True):
-            order_N = np.sort(sim_N)  # −inf, the sample itself, comes first
+            order_N = np.sort(sim_N)  # the sample itself, at −inf, comes first
             bounds = np.concatenate((order_N[others - ranks], median + levels * spread))
             counts[0] += _above(order_N, bounds)
             if known_N[anchor]:
                 same = np.sort(sim_N[labels_N == labels_N[anchor]])
-                counts[1] += _above(order_N if everyone_known else np.sort(sim_N[known_N]), bounds)
+                counts[1] += _above(order_N if all_known else np.sort(sim_N[known_N]), bounds)
                 counts[2] += _above(same, bounds)
                 kin += len(same) - 1
     rules = [(rule, alpha) for rule in ("one α", "α by sample") for alpha in alphas]
@@ -129,7 +134,7 @@ def _curve(
 
 
 def _above(order: Floats, bounds: Floats) -> Ints:
-    """How many of the sorted values are above each bound."""
+    """Number of sorted values above each bound."""
     return len(order) - np.searchsorted(order, bounds, side="right")
 
 
@@ -141,7 +146,7 @@ def _point(alpha: float, rule: str, counts: Any, kin: int, pairs: int) -> Point:
 
 
 def _histogram(sim_RN: Floats, labels_N: Ints | None, ids_R: Ints) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(BINS,), (BINS,) how many similarities of the rows fall into each bin, and how many of those with equal labels."""
+    """(BINS,), (BINS,) number of similarities of the rows in each bin, and of those between samples with equal labels."""
     counts, same = np.zeros(BINS + 1, dtype=np.int64), np.zeros(BINS + 1, dtype=np.int64)
     for anchor, sim_N in zip(ids_R, sim_RN, strict=True):
         place_N = np.floor((sim_N + 1) * np.float32(BINS / 2)).clip(-1, BINS - 1).astype(np.int64) + 1  # 0: the sample itself
@@ -156,14 +161,14 @@ BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True)
 class BatchLine:
-    """False negatives to be expected in a batch of two views a sample.
+    """Expected number of false negatives in a batch with two views of each sample.
 
     Args:
-        batch_size: samples.
-        negatives: of each anchor: 2 · (batch_size − 1).
-        per_anchor: false ones among them.
-        per_batch: the same over all 2 · batch_size anchors.
-        chance: that an anchor has at least one.
+        batch_size: number of samples.
+        negatives: negatives of each anchor, 2 · (batch_size − 1).
+        per_anchor: false negatives among them.
+        per_batch: false negatives of all 2 · batch_size anchors.
+        chance: probability that an anchor has at least one.
     """
 
     batch_size: int
@@ -174,9 +179,18 @@ class BatchLine:
 
 
 def suggested_alpha(survey: Survey, num_samples: int) -> float:
-    """The share of pairs that stands out from strangers, to two digits, at least one pair for each anchor and at most a half."""
-    share = min(max(survey.excess, 1 / (num_samples - 1)), 0.5)
-    return float(f"{share:.2g}")
+    """The share of pairs that stands out, to two digits; at least one pair for each anchor and at most a half."""
+    return _as_alpha(survey.excess, num_samples)
+
+
+def suggested_range(survey: Survey, num_samples: int) -> tuple[float, float]:
+    """95 % confidence interval of the suggested α, from the spread of the surveyed anchors."""
+    half = 1.96 * survey.excess_error
+    return _as_alpha(survey.excess - half, num_samples), _as_alpha(survey.excess + half, num_samples)
+
+
+def _as_alpha(share: float, num_samples: int) -> float:
+    return float(f"{min(max(share, 1 / (num_samples - 1)), 0.5):.2g}")
 
 
 def best_alpha(survey: Survey) -> float | None:
@@ -186,7 +200,7 @@ def best_alpha(survey: Survey) -> float | None:
 
 
 def kin_share(labels_N: Ints) -> float:
-    """Share of the pairs with two known labels whose labels are equal; NaN where there are none."""
+    """Share of pairs with equal labels among the pairs with two known labels; NaN where there are none."""
     known = labels_N[labels_N >= 0]
     pairs = len(known) * (len(known) - 1)
     return kin_pairs(labels_N) / pairs if pairs else float("nan")
@@ -200,7 +214,7 @@ def kin_pairs(labels_N: Ints) -> int:
 
 
 def kin_shares(labels_N: Ints | None, suggested: float) -> NDArray[np.float64]:
-    """(S,) the share of kin among the others, of each sample with a known label; without any, the suggested one."""
+    """(S,) share of the other samples that have the same label, for each sample with a known label; without labels the suggested share."""
     known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
     if len(known) < 2:
         return np.full(1, suggested)
@@ -210,7 +224,7 @@ def kin_shares(labels_N: Ints | None, suggested: float) -> NDArray[np.float64]:
 
 
 def batch_lines(shares_S: NDArray[np.float64], num_samples: int, sizes: Sequence[int]) -> tuple[BatchLine, ...]:
-    """One line for each batch size that the data can fill, or one for all of it; see `kin_shares`."""
+    """One line for each batch size that the data can fill; if there is none, one line for the whole data set. See `kin_shares`."""
     share, lines = float(shares_S.mean()), []
     for size in [size for size in sizes if size <= num_samples] or [num_samples]:
         others = size - 1

@@ -1,10 +1,9 @@
-"""Features of a data set, read in blocks of rows as unit vectors; the array itself is never copied whole.
+"""What an audit reads: features from arrays and files, from a run, or computed from images.
+
+Files are mapped into memory where their format allows it, and reading them never runs code. `Features` checks an array once and returns
+blocks of unit-norm rows; the array itself is never copied as a whole.
 
 Dimension key: N data set, D embedding, R rows of a block.
-
-Features from a file, by its kind: mapped into memory where the file allows it. Reading never runs code.
-
-The features of a run: its own encoder on its own training samples.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +24,7 @@ from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import check_safetensors, first_line
 
 if TYPE_CHECKING:
-    from kinfolk.data.images import ImageData
+    pass
 
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -33,17 +32,17 @@ Ints: TypeAlias = NDArray[np.int64]
 
 FEWEST = 3
 _BLOCK_ELEMENTS = 1 << 22
-"""Numbers that are looked at together while the rows are checked."""
+"""Number of values in a block while the rows are checked."""
 _ORDINARY = (1e-30, 1e30)
-"""Between these one over the norm can be taken in 32 bits."""
+"""Range in which one over the norm fits in 32 bits."""
 
 
 class Features:
-    """(N, D) numbers, checked once; `rows` gives unit-norm float32.
+    """(N, D) features, checked once; `rows` and `take` return unit-norm float32.
 
     Args:
-        array: (N, D) float16, float32 or float64, perhaps memory-mapped; neither copied nor changed.
-        name: what messages call it.
+        array: (N, D) float16, float32 or float64, possibly memory-mapped; neither copied nor changed.
+        name: name in error messages.
     """
 
     def __init__(self, array: NDArray[Any], name: str = "`features`") -> None:
@@ -52,7 +51,9 @@ class Features:
         if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
             raise UsageError(f"{name} (={array.dtype}) must be float16, float32 or float64; convert it")
         if len(array) < FEWEST:
-            raise UsageError(f"{name} (={len(array)} samples) must hold at least {FEWEST}: an audit compares each sample with all others")
+            raise UsageError(
+                f"{name} (={len(array)} samples) must be at least {FEWEST}, because an audit compares each sample with all others"
+            )
         if array.shape[1] < 1:
             raise UsageError(f"{name} (=shape {array.shape}) must have at least one feature for each sample")
         self.array, self.name = array, name
@@ -79,19 +80,19 @@ class Features:
         return np.ascontiguousarray(values.astype(np.float32, copy=False) * inverse[:, None].astype(np.float32))
 
     def _checked(self) -> NDArray[np.float64]:
-        """(N,) one over the norm of each row; rows without a direction are refused."""
+        """(N,) one over the norm of each row; rows that are zero or not finite are refused."""
         inverse, scale = np.empty(len(self.array), dtype=np.float64), np.empty(len(self.array), dtype=np.float64)
         rows = max(1, _BLOCK_ELEMENTS // self.dim)
         for start in range(0, len(inverse), rows):
             block = self.array[start : start + rows].astype(np.float64)
             largest = np.abs(block).max(1)
-            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]  # squares of 1e300 are no numbers any more
+            block /= np.where((largest > 0) & np.isfinite(largest), largest, 1)[:, None]  # the square of 1e300 would overflow
             with np.errstate(divide="ignore", over="ignore"):
                 inverse[start : start + rows] = 1 / np.sqrt(np.einsum("ij,ij->i", block, block)) / largest
             scale[start : start + rows] = largest
         bad = np.flatnonzero(~np.isfinite(scale))
         if len(bad):
-            raise KinfolkError(f"{self._which(bad)} of {self.name} hold NaN or infinite values; remove or repair them")
+            raise KinfolkError(f"{self._which(bad)} of {self.name} are NaN or infinite; remove or repair them")
         bad = np.flatnonzero(~np.isfinite(inverse))
         if len(bad):
             raise KinfolkError(f"{self._which(bad)} of {self.name} are all zero and have no direction to compare; remove or repair them")
@@ -101,19 +102,23 @@ class Features:
         return f"{len(bad):,} of {len(self.array):,} rows (the first is row {bad[0]})"
 
 
-SUFFIXES = (".npy", ".npz", ".parquet", ".safetensors")
+SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet", ".safetensors", ".pt", ".pth")
 KEYS = ("features", "embeddings", "embedding", "x")
-"""Names that are looked for first in a file that holds several arrays."""
+"""Preferred names in a file with several arrays."""
+NOT_FEATURES = ("id", "index", "label", "split", "group", "key", "y", "class", "target")
+"""Columns of a .csv or .tsv file that describe the samples."""
 _SAFETENSORS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArray[Any]:
-    """The (N, D) array in a `.npy`, `.npz`, `.parquet` or `.safetensors` file; `key` names it where there are several."""
+    """The (N, D) array in a file with one of `SUFFIXES`; `key` names it if there are several."""
     path = Path(path)
     if not path.exists():
         raise UsageError(f"there is no file or folder `{path}`; give an array file or a run folder")
     if path.is_dir():
-        raise UsageError(f"`{path}` is a folder without config.yaml, so it is no run; give a run folder or a file that ends in {_kinds()}")
+        raise UsageError(
+            f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a file that ends in {_kinds()}"
+        )
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UsageError(f"`{path}` must be a run folder or end in {_kinds()}")
@@ -122,6 +127,10 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     openers: dict[str, Callable[[Path, str | None], NDArray[Any]]] = {
         ".npy": _npy,
         ".npz": _npz,
+        ".csv": _csv,
+        ".tsv": _csv,
+        ".pt": _torch,
+        ".pth": _torch,
         ".parquet": _parquet,
         ".safetensors": _safetensors,
     }
@@ -130,18 +139,18 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     except KinfolkError:
         raise
     except Exception as error:  # readers raise nearly anything on a broken file
-        if "pickle" in str(error).lower() or "object" in str(error).lower():
-            raise KinfolkError(f"`{path}` holds Python objects, not numbers, and is not loaded (it could run code)") from error
+        if any(word in str(error).lower() for word in ("pickle", "object", "weights_only")):
+            raise KinfolkError(f"`{path}` contains Python objects, not numbers, and is not loaded (it could run code)") from error
         raise KinfolkError(f"`{path}` is not a readable {suffix} file ({first_line(error)}); write it again") from error
 
 
 def _npy(path: Path, key: str | None) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # of a shape that no memory holds; numpy refuses it a line later
+    with np.errstate(over="ignore"):  # numpy refuses an impossible shape in the next line
         return np.lib.format.open_memmap(path, mode="r")
 
 
 def _npz(path: Path, key: str | None) -> NDArray[Any]:
-    """A member that is stored as it is can be mapped; a compressed one is unpacked into a temporary file."""
+    """Maps a member that is stored without compression; a compressed one is unpacked into a temporary file."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         info = archive.getinfo(f"{choose_key(names, key, path)}.npy")
@@ -150,7 +159,7 @@ def _npz(path: Path, key: str | None) -> NDArray[Any]:
             read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read_header(member)
             if dtype.hasobject:
-                raise KinfolkError(f"`{path}` holds Python objects, not numbers, and is not loaded (it could run code)")
+                raise KinfolkError(f"`{path}` contains Python objects, not numbers, and is not loaded (it could run code)")
             order = "F" if fortran else "C"
             size = math.prod(shape) * dtype.itemsize
             if any(side < 0 for side in shape) or size != info.file_size - member.tell():
@@ -174,7 +183,7 @@ def _npz(path: Path, key: str | None) -> NDArray[Any]:
 
 
 def _parquet(path: Path, key: str | None) -> NDArray[Any]:
-    """One column of lists, or all columns of floats; decoded in batches into a temporary file, since it can't be mapped."""
+    """One column of lists, or all columns of floats, decoded in batches into a temporary file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -215,7 +224,7 @@ def _batch(batch: Any, lists: bool, path: Path, start: int) -> NDArray[Any]:
 
 
 def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
-    """Mapped at the place that the header gives, which the safetensors library has checked before."""
+    """Maps the file at the offset in its header, which the safetensors library has checked before."""
     from safetensors import safe_open
 
     with safe_open(path, "np") as checked:
@@ -233,20 +242,62 @@ def _safetensors(path: Path, key: str | None) -> NDArray[Any]:
     return np.memmap(path, dtype=_SAFETENSORS[chosen["dtype"]], mode="r", offset=offset, shape=shape)
 
 
+def _csv(path: Path, key: str | None) -> NDArray[Any]:
+    """All columns of numbers but those named in `NOT_FEATURES`. The first row is a header unless all its cells are numbers."""
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    with path.open(encoding="utf-8-sig") as file:
+        first = file.readline().strip().split(delimiter := "\t" if path.suffix.lower() == ".tsv" else ",")
+    options = pc.ReadOptions(autogenerate_column_names=all(_is_float(cell) for cell in first))
+    table = pc.read_csv(path, read_options=options, parse_options=pc.ParseOptions(delimiter=delimiter))
+    numbers = [field.name for field in table.schema if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)]
+    names = [name for name in numbers if name.lower() not in NOT_FEATURES]
+    if not names:
+        raise UsageError(f"`{path}` has no columns of numbers that could be features; its columns are {', '.join(table.column_names[:8])}")
+    empty = next((name for name in names if table[name].null_count), None)
+    if empty is not None:
+        raise KinfolkError(f"`{path}` has empty cells in the column `{empty}`; remove or fill them")
+    return np.stack([table[name].to_numpy() for name in names], axis=1).astype(np.float64, copy=False)
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _torch(path: Path, key: str | None) -> NDArray[Any]:
+    """A tensor, or one of a dictionary of tensors; loaded without running code."""
+    import torch
+
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(loaded, dict):
+        tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+        loaded = tensors[choose_key(list(tensors), key, path)]
+    if not isinstance(loaded, torch.Tensor):
+        raise UsageError(f"`{path}` (={type(loaded).__name__}) must contain a tensor or a dictionary of tensors")
+    array: NDArray[Any] = (loaded.float() if loaded.dtype == torch.bfloat16 else loaded).detach().numpy()
+    return array
+
+
 def choose_key(names: list[str], key: str | None, path: Path) -> str:
-    found = f"it holds {', '.join(names) or 'nothing'}"
+    """The name of the features among several arrays."""
+    found = f"it contains {', '.join(names) or 'nothing'}"
     if key is not None:
         if key not in names:
-            raise UsageError(f"`{path}` holds no {key!r}; {found}")
+            raise UsageError(f"`{path}` contains no {key!r}; {found}")
         return key
     chosen = next((name for name in KEYS if name in names), names[0] if len(names) == 1 else None)
     if chosen is None:
-        raise UsageError(f"say with --key which part of `{path}` holds the features; {found}")
+        raise UsageError(f"give the name of the features in `{path}` with --key; {found}")
     return chosen
 
 
 def _spill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array on disk that goes when nobody holds it any more."""
+    """An array in a temporary file, which is removed with the array."""
     if 0 in shape:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile() as file:
@@ -255,29 +306,3 @@ def _spill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _kinds() -> str:
     return ", ".join(SUFFIXES)
-
-
-def embedded(run: Path, labels: Any | None, progress: bool) -> tuple[NDArray[np.float32], Any | None, Sequence[str]]:
-    """Features, labels (the run's own unless others are given) and names of the training samples."""
-    features, own, names, _ = run_material(run, progress)
-    return features, own if labels is None else labels, names
-
-
-def run_material(run: Path, progress: bool) -> tuple[NDArray[np.float32], list[Any] | None, list[str], ImageData]:
-    """The same with the pictures."""
-    from kinfolk.training.load_run import open_run
-
-    opened = open_run(run)
-    opened.encoder()  # a run without a model is refused before any picture is read
-    images = opened.data(progress=progress)
-    ids = np.arange(images.num_train)
-    samples = images.samples
-    return opened.features(images, ids, progress=progress), class_names(images, len(ids)), list(samples.keys[: len(ids)]), images
-
-
-def class_names(images: ImageData, number: int) -> list[Any] | None:
-    """Labels of the first samples, by name where they have names; None without labels."""
-    labels, classes = images.samples.labels, images.samples.classes
-    if labels is None or not (labels[:number] >= 0).any():
-        return None
-    return [None if label < 0 else classes[label] if classes else int(label) for label in labels[:number]]

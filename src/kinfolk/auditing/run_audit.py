@@ -1,4 +1,4 @@
-"""The audit, put together: `kf.audit`.
+"""`kf.audit`: checks its arguments, runs the audit and collects the result.
 
 Dimension key: N data set, D embedding, K nearest.
 """
@@ -22,18 +22,22 @@ from kinfolk.auditing.alpha import (
     kin_share,
     kin_shares,
     suggested_alpha,
+    suggested_range,
     take_survey,
 )
+from kinfolk.auditing.annotations import encode
 from kinfolk.auditing.approximate import Check, approximate_kin
+from kinfolk.auditing.doubtful_samples import NEIGHBOURS, find_mislabels, find_outliers
 from kinfolk.auditing.exact import Kin, exact_kin
-from kinfolk.auditing.groups import NEAR, find_groups, find_hubs
+from kinfolk.auditing.groups import NEAR, find_groups, find_hubs, verified_groups
 from kinfolk.auditing.inputs import Features, Ints, open_features
-from kinfolk.auditing.result import PAIR, Audit, encoded
+from kinfolk.auditing.result import PAIR, Audit
 from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from kinfolk.data.images import ImageData
 
 EXACT_UP_TO = 200_000
 Search = Literal["auto", "exact", "approximate"]
@@ -46,28 +50,32 @@ def audit(
     *,
     pairs: int = 10,
     key: str | None = None,
-    names: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    texts: Sequence[str] | None = None,
+    images: ImageData | None = None,
     search: Search = "auto",
     near: float = NEAR,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     workers: int | None = None,
     progress: bool = False,
 ) -> Audit:
-    """Finds the false negatives of an embedding: for each sample, who lies above the (1 − α) quantile of its similarities.
+    """Finds the false negatives of an embedding: for each sample, the others above the (1 − α) quantile of its similarities.
 
     Args:
-        features: (N, D) float16, float32 or float64, as an array, a tensor or a file (`.npy`, `.npz`, `.parquet`, `.safetensors`), or a
-            run folder, whose encoder then embeds its own training samples. Files are mapped into memory, not copied.
+        features: (N, D) float16, float32 or float64, as an array, a tensor or a file (`.npy`, `.npz`, `.csv`, `.tsv`, `.parquet`,
+            `.safetensors`, `.pt`); or a run folder, whose encoder embeds its own training samples. Most files are mapped into memory.
         alpha: share of each sample's N − 1 similarities to flag, in (0, 1).
-        labels: (N,) classes or their names; −1, None or "": unknown. With them precision, recall and F1 are counted.
-        pairs: how many of an anchor's flagged pairs are listed, closest first; all are counted.
-        key: name of the array, where the file holds several.
-        names: of the samples, for the page.
-        search: "exact", "approximate" (faiss), or by the number of samples: exact up to 200,000.
-        near: near-duplicates are this many times closer than neighbours usually are.
-        batch_sizes: for which to expect false negatives; larger ones than the data are left out.
-        workers: threads; by default as many as torch uses.
-        progress: shows a bar.
+        labels: (N,) classes or their names; −1, None or "" means unknown. With labels precision, recall and F1 are computed.
+        pairs: largest number of flagged pairs to list for each anchor, closest first; all of them are counted.
+        key: name of the array in a file with several arrays.
+        keys: (N,) names of the samples, such as file names; they appear in the tables and on the page.
+        texts: (N,) texts of the samples, for the page.
+        images: images of the samples; near-duplicates are then verified by their pixels.
+        search: "exact", "approximate" (faiss), or "auto": exact up to 200,000 samples.
+        near: largest distance of near-duplicates, relative to the median distance to the nearest neighbour.
+        batch_sizes: batch sizes for which false negatives are estimated; those larger than the data set are left out.
+        workers: number of threads; by default as many as torch uses.
+        progress: show a progress bar.
 
     Example:
         >>> import numpy as np, kinfolk as kf
@@ -86,15 +94,18 @@ def audit(
     if not batch_sizes or min(batch_sizes) < 2:
         raise UsageError(f"`batch_sizes` (={tuple(batch_sizes)}) must be numbers of at least 2")
     if isinstance(features, str | os.PathLike) and (Path(features) / "config.yaml").is_file():
-        from kinfolk.auditing.inputs import embedded
+        from kinfolk.auditing.audit_input import open_input
 
-        features, labels, names = embedded(Path(features), labels, progress)
+        with open_input(features, progress=progress) as found:
+            features, keys, images = found.features, found.keys if keys is None else keys, found.images if images is None else images
+            labels = found.labels if labels is None else labels
     checked = _features(features, key)
-    labels_N, classes = (None, None) if labels is None else encoded(labels, len(checked))
-    if names is not None and len(names) != len(checked):
-        raise UsageError(f"`names` (={len(names):,}) must be as many as the samples (={len(checked):,})")
+    labels_N, classes = (None, None) if labels is None else encode(labels, len(checked))
+    for name, given in (("keys", keys), ("texts", texts)):
+        if given is not None and len(given) != len(checked):
+            raise UsageError(f"`{name}` (={len(given):,}) must be as many as the samples (={len(checked):,})")
     survey = take_survey(checked, alpha, labels_N, progress)
-    nearest = min(pairs, len(checked) - 1)
+    nearest = min(max(pairs, NEIGHBOURS), len(checked) - 1)
     check: Check | None = None
     if search == "exact" or (search == "auto" and len(checked) <= EXACT_UP_TO):
         kin = exact_kin(checked, alpha, nearest, survey.level, labels_N, workers=workers, progress=progress)
@@ -103,16 +114,23 @@ def audit(
     precision, recall, f1 = _judged(kin, survey, alpha, labels_N, check)
     suggested = suggested_alpha(survey, len(checked))
     share = float("nan") if labels_N is None else kin_share(labels_N)
+    if images is None:
+        groups = find_groups(checked, kin.near_NK, kin.near_sim_NK, near)
+    else:
+        groups = verified_groups(checked, kin.near_NK, images, progress)
     return Audit(
         alpha=alpha,
         thresholds=kin.threshold_N,
-        pairs=_listed(kin),
+        pairs=_listed(kin, pairs),
         flagged=kin.flagged_N,
         occurrence=kin.occurrence_N,
         alphas=kin.alpha_N,
-        groups=find_groups(checked, kin.near_NK, kin.near_sim_NK, near),
+        groups=groups,
         hubs=find_hubs(kin.occurrence_N),
+        mislabels=find_mislabels(np.full(len(checked), -1, np.int64) if labels_N is None else labels_N, kin.near_NK),
+        outliers=find_outliers(kin.near_sim_NK),
         suggested_alpha=suggested,
+        suggested_range=suggested_range(survey, len(checked)),
         best_alpha=best_alpha(survey),
         kin_share=share,
         precision=precision,
@@ -120,10 +138,12 @@ def audit(
         f1=f1,
         batches=batch_lines(kin_shares(labels_N, suggested), len(checked), batch_sizes),
         survey=survey,
+        verified=images is not None,
         check=check,
         labels=labels_N,
         classes=classes,
-        names=None if names is None else list(names),
+        keys=keys,
+        texts=texts,
     )
 
 
@@ -136,9 +156,10 @@ def _features(features: Any, key: str | None) -> Features:
     return Features(np.asarray(features))
 
 
-def _listed(kin: Kin) -> NDArray[Any]:
-    """The nearest above each anchor's threshold, as rows."""
-    row_P, rank_P = np.nonzero((kin.near_sim_NK > kin.threshold_N[:, None]) & (kin.near_NK >= 0))
+def _listed(kin: Kin, pairs: int) -> NDArray[Any]:
+    """The nearest neighbours above each anchor's threshold, at most `pairs` for each, as rows."""
+    flagged_NK = (kin.near_sim_NK > kin.threshold_N[:, None]) & (kin.near_NK >= 0)
+    row_P, rank_P = np.nonzero(flagged_NK[:, :pairs])
     rows = np.empty(len(row_P), dtype=PAIR)
     rows["anchor"], rows["kin"], rows["rank"] = row_P, kin.near_NK[row_P, rank_P], rank_P + 1
     rows["similarity"] = kin.near_sim_NK[row_P, rank_P]
@@ -146,7 +167,7 @@ def _listed(kin: Kin) -> NDArray[Any]:
 
 
 def _judged(kin: Kin, survey: Survey, alpha: float, labels_N: Ints | None, check: Check | None) -> tuple[float, float, float]:
-    """Precision, recall and F1 over all flagged pairs; of an approximate audit, those of the surveyed anchors."""
+    """Precision, recall and F1 of all flagged pairs; for an approximate audit, of the surveyed anchors."""
     nan = float("nan")
     if labels_N is None:
         return nan, nan, nan

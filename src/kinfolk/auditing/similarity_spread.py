@@ -1,8 +1,8 @@
-"""The shape of a sample's similarities: where they lie, how far they spread below that, and how much stands out above.
+"""The distribution of a sample's similarities: median, spread of the lower half, and the share that stands out above.
 
-Most other samples are no kin, so the lower half of a sample's similarities speaks of strangers: their median and the distance from it
-to the quantile that lies one standard deviation below in a normal law. A similarity is then judged by how many of these spreads it lies
-above the median, and one bound z for all samples gives each sample its own share
+Most other samples are unrelated, so the lower half of a sample's similarities describes unrelated samples. Their spread is the distance
+from the median to the quantile that lies one standard deviation below it in a normal distribution. A similarity is then measured by the
+number of spreads above the median, and one bound z for all samples gives each sample its own share
 
     α_i = share of j with  s_ij > median_i + z · spread_i,    z such that the mean of α_i is α.
 
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from kinfolk.auditing.inputs import Features, Floats, Ints
 
 LOW = 0.5 * math.erfc(1 / math.sqrt(2))
-"""Share of a normal law that lies more than one standard deviation below its median: 0.159."""
+"""Share of a normal distribution that lies more than one standard deviation below its median: 0.159."""
 COLUMNS = 2048
 LEVELS = np.linspace(0.0, 12.0, 481)
-"""Values of z that are tried, in spreads above the median."""
+"""Values of z to choose from, in spreads above the median."""
 OUTSTANDING = np.arange(60, 241, 10)
-"""Of these, the ones at which it is asked how much stands out: from 1.5 to 6."""
+"""Indices of the levels at which the excess is measured: z from 1.5 to 6."""
 _NORMAL = np.array([0.5 * math.erfc(z / math.sqrt(2)) for z in LEVELS[OUTSTANDING]])
 
 
 def column_sample(num_samples: int, limit: int = COLUMNS) -> Ints:
-    """Ids of the columns that stand for all: all of them, or `limit` at random, the same for every row and every call."""
+    """Ids of a random part of the columns, the same for every row and every call; all of them up to `limit`."""
     if num_samples <= limit:
         return np.arange(num_samples, dtype=np.int64)
     return np.sort(np.random.default_rng(num_samples).choice(num_samples, limit, replace=False)).astype(np.int64)
@@ -48,10 +48,10 @@ def sampled_rows(rows_RD: Floats, ids_R: Ints, columns_MD: Floats, columns_M: In
 
 
 def spread(sim_RM: Floats, rank: int = 1) -> tuple[Floats, Floats, Floats]:
-    """(R,), (R,), (R,) median, spread of the lower half, and `rank`-th largest, of sampled similarities."""
+    """(R,), (R,), (R,) median, spread of the lower half, and `rank`-th largest value of sampled similarities."""
     num = sim_RM.shape[1]
     middle, low, high = num // 2, min(max(1, round(LOW * num)), num // 2), num - min(rank, num)
-    halves = np.partition(sim_RM, middle, axis=1)  # one rank at a time: several at once take numpy's slow way
+    halves = np.partition(sim_RM, middle, axis=1)  # one rank at a time, since numpy is slow with several
     median_R, low_R = halves[:, middle], np.partition(halves[:, : middle + 1], low, axis=1)[:, low]
     first = middle if high >= middle else 0
     high_R = np.partition(halves[:, first:], high - first, axis=1)[:, high - first]
@@ -59,7 +59,7 @@ def spread(sim_RM: Floats, rank: int = 1) -> tuple[Floats, Floats, Floats]:
 
 
 def tails(sim_RN: Floats, median_R: Floats, spread_R: Floats) -> NDArray[np.int64]:
-    """(R, Z) how many similarities of each row lie above each of `LEVELS`."""
+    """(R, Z) number of similarities of each row above each of `LEVELS`."""
     number, step = len(LEVELS), np.float32(LEVELS[1])
     tails_RZ = np.empty((len(sim_RN), number), dtype=np.int64)
     for row, sim_N in enumerate(sim_RN):  # one row at a time stays in the cache
@@ -76,9 +76,9 @@ def level_for(alpha: float, tails_Z: NDArray[np.int64], pairs: int) -> float:
 
 
 def excess(tails_RZ: NDArray[np.int64], others: int) -> NDArray[np.float64]:
-    """(R,) the share of a sample's similarities that stands out: the most by which their tail exceeds that of a normal law of strangers.
+    """(R,) share of a sample's similarities that stands out: the largest excess of their upper tail over a normal distribution.
 
-    Looked at from one and a half spreads on, where chance alone exceeds it by little.
+    It is measured from 1.5 spreads on, where noise contributes little.
     """
     most_R: NDArray[np.float64] = (tails_RZ[:, OUTSTANDING] / others - _NORMAL).max(1)
     return most_R.clip(min=0)

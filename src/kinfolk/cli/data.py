@@ -1,4 +1,4 @@
-"""`kinfolk data`: looks at a source without training."""
+"""`kinfolk data`: checks a data source without training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def data(
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """Read every picture of a source and show what is there: splits, classes, sizes, refused files."""
+    """Read every image of a source and show splits, classes, sizes and files that cannot be read."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare, write_quarantine
 
@@ -56,7 +56,7 @@ def _show(found: ImageData) -> None:
     if samples.captions is not None and samples.group_ids is not None:
         count = sum(len(all_of(caption)) for caption in samples.captions)
         groups = len(set(samples.group_ids.tolist()))
-        console.print(f"{count:,} captions, {groups:,} groups: what shares an image, a caption or a group is never a negative")
+        console.print(f"{count:,} captions, {groups:,} groups; samples that share an image, a caption or a group are never negatives")
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))
     for split, count in Counter(samples.splits).items():
         labels = samples.of(split).labels

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.clustering.hierarchy_update import RULES, Limits, Rule, refine
+from kinfolk import distributed
+from kinfolk.clustering.hierarchy_update import RULES, Limits, Moves, Rule, refine
 from kinfolk.clustering.tree import Tree
 from kinfolk.stores.per_sample import check_ids
 
@@ -175,7 +176,8 @@ class Hierarchy(nn.Module):
         """Takes in (B, D) features of samples (B,) and refines the clusters they are in.
 
         Rows of one id count as their mean; rows that are not finite are left out. Under several processes: the rows of all of them, the
-        same on each."""
+        same on each; all go by the moves that rank zero has found. Sums on an accelerator have no fixed order, so two ranks might decide a
+        close case differently, and their hierarchies would drift apart."""
         if ids.is_floating_point() or ids.shape != features.shape[:1]:
             rule = f"must be integers, one for each row of `features` (={len(features)})"
             raise ValueError(f"`ids` (={tuple(ids.shape)}, {ids.dtype}) {rule}")
@@ -193,7 +195,8 @@ class Hierarchy(nn.Module):
             for level in range(1, self.levels):
                 touched = torch.unique(self.labels_of(ids_U)[level - 1])
                 limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
-                self.tree.move(level, refine(self.tree.at(level), touched, limits))
+                moves = refine(self.tree.at(level), touched, limits)
+                self.tree.move(level, Moves(*distributed.from_rank_zero(moves.unit, moves.to, moves.border)))
 
     def __repr__(self) -> str:
         how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"

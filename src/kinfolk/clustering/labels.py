@@ -25,7 +25,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk.clustering.dbscan import dbscan
@@ -105,10 +104,10 @@ class ClusterLabels(OnHost):
 
     @torch.no_grad()
     def refresh(self, features: Tensor, ids: Tensor | None = None, *, seed: int | None = None) -> None:
-        """Clusters (N, D) `features`, the same on all ranks: rank zero does it and shares the result.
+        """Clusters (N, D) `features`, the same on all ranks, on this module's device; see `kmeans` for how ranks share the work.
 
         Args:
-            features: of all samples in data-set order, or of `ids` in their order.
+            features: of all samples in data-set order, or of `ids` in their order; on any device.
             ids: the samples that are clustered; any other gets a label of its own, K plus its number. None: all.
             seed: instead of the module's.
         """
@@ -118,17 +117,10 @@ class ClusterLabels(OnHost):
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
         check(features, self.num_clusters)
         warm = self.warm_start and bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]
+        found = [self._clusters(features, level, self.seed if seed is None else seed, warm) for level in range(len(self.num_clusters))]
         labels = torch.arange(self.num_samples, device=self.labels.device) + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
-        centroids = self.centroids.new_empty(len(self.centroids), features.shape[1])
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if not several or dist.get_rank() == 0:
-            found = [self._clusters(features, level, self.seed if seed is None else seed, warm) for level in range(len(labels))]
-            labels[:, slice(None) if ids is None else ids] = torch.stack([each.labels for each in found]).to(labels.device)
-            centroids.copy_(torch.cat([each.centroids for each in found]))
-        if several:
-            dist.broadcast(labels, 0)
-            dist.broadcast(centroids, 0)
-        self.labels, self.centroids = labels, centroids
+        labels[:, slice(None) if ids is None else ids] = torch.stack([each.labels for each in found])
+        self.labels, self.centroids = labels, torch.cat([each.centroids for each in found]).to(self.centroids.dtype)
         self.refreshed.fill_(True)
 
     def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
@@ -140,6 +132,8 @@ class ClusterLabels(OnHost):
             iterations=self.warm_iterations if warm else self.iterations,
             spherical=self.spherical,
             points_per_cluster=self.points_per_cluster,
+            device=self.labels.device,
+            over_ranks=True,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClusterLabels:
@@ -200,17 +194,17 @@ def _spread(graph: Tensor) -> Tensor:
     return spread
 
 
-def kmeans_levels(features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20) -> Tensor:
+def kmeans_levels(features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20, over_ranks: bool = False) -> Tensor:
     """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`, which fall.
 
-    The paper: 1,000,000, 500,000 and 250,000 clusters of ImageNet.
+    The paper: 1,000,000, 500,000 and 250,000 clusters of ImageNet. `over_ranks`: see `kmeans`.
     """
     check_falling(num_clusters)
     levels = [
-        kmeans(features, number, seed=seed + place, iterations=iterations, spherical=True).labels
+        kmeans(features, number, seed=seed + place, iterations=iterations, spherical=True, over_ranks=over_ranks).labels
         for place, number in enumerate(num_clusters)
     ]
-    return _with_first(torch.stack(levels).to(features.device))
+    return _with_first(torch.stack(levels))
 
 
 def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int = 4) -> Tensor:

@@ -1,1 +1,1 @@
-"""The CNCE estimator experiment of Wu et al., ICLR 2021: bias and variance of the estimate when negatives are restricted."""
+"""The CNCE estimator experiment of Wu et al., ICLR 2021: bias and variance of estimates with restricted negatives."""

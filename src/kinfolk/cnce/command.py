@@ -1,4 +1,4 @@
-"""`kinfolk cnce`: measures the estimators of mutual information that contrastive losses are."""
+"""`kinfolk cnce`: measures NCE and CNCE as estimators of mutual information."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ EPILOG = examples(
 
 
 def cnce(
-    study: Annotated[str, typer.Option("--study", "-s", help="table: against ω (Table 5); variance: against the negatives.")] = "table",
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs; mean and deviation are over them.")] = 5,
+    study: Annotated[
+        str, typer.Option("--study", "-s", help="table: estimates for each ω (Table 5). variance: for each number of negatives.")
+    ] = "table",
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Number of runs. Mean and deviation are over the runs.")] = 5,
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each critic.")] = 100,
     train_each: Annotated[
-        bool, typer.Option("--train-each", metavar=FLAG, help="table: also train a critic for each ω by its own CNCE; slower.")
+        bool, typer.Option("--train-each", metavar=FLAG, help="table: also train a critic for each ω with its own CNCE (slower).")
     ] = False,
-    same_data: Annotated[bool, typer.Option("--same-data", metavar=FLAG, help="table: the same points in all runs.")] = False,
+    same_data: Annotated[bool, typer.Option("--same-data", metavar=FLAG, help="table: use the same points in all runs.")] = False,
     views: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
             metavar="A.npy B.npy",
-            help="variance: embeddings of two views, row by row, in place of the toy.",
+            help="variance: embeddings of two views, with matching rows, instead of the toy data.",
             show_default=False,
         ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the critic.")] = 0.07,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for all figures, .json.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="JSON file for all results.", show_default=False)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING)] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure NCE and CNCE, the bounds on mutual information, where the truth is known.
+    """Measure NCE and CNCE, two lower bounds on mutual information, where the true value is known.
 
-    Two correlated Gaussian variables, as in appendix B of Wu et al., ICLR 2021; the paper's figures stand beside those measured.
+    The data are two correlated Gaussian variables, as in appendix B of Wu et al., ICLR 2021. The table also shows the paper's results.
     CNCE draws its negatives above the percentile ω of the anchor's scores.
     """
     _check(study, train_each, same_data, views, temperature, out, overwrite)
@@ -81,30 +83,30 @@ def _check(
 
 
 def _show_table(found: dict[str, Any]) -> None:
-    """A table for each way to train critics, one row for each estimator."""
+    """Prints a table for each way of training the critics, with one row per estimator."""
     from kinfolk.cli.options import plain_table
 
     rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
     settings = found["settings"]
-    titles = {"nce": "One critic for all rows, trained by NCE", "own": "A critic for each row, trained by that very estimator"}
-    _say(_truth(found["true"]))
+    titles = {"nce": "One critic for all rows, trained by NCE", "own": "A critic for each row, trained by the estimator of that row"}
+    _print(_truth(found["true"]))
     for critic, title in titles.items() if settings["train_each"] else [("nce", titles["nce"])]:
         heads = ("ω", "paper", "training points", "fresh points", *(("premise",) if critic == "nce" else ()))
         table = plain_table(*heads, right=heads, title=title)
         for omega, paper in found["paper"].items():
-            cells = [_figure(row) for row in (paper, rows[critic, "train", int(omega)], rows[critic, "fresh", int(omega)])]
+            cells = [_mean_and_deviation(row) for row in (paper, rows[critic, "train", int(omega)], rows[critic, "fresh", int(omega)])]
             holds = [f"{100 * found['premise'][omega]:.0f} %" if omega != "0" else "–"] if critic == "nce" else []
             table.add_row("NCE" if omega == "0" else omega, *cells, *holds)
-        _say(table)
+        _print(table)
     spread = f"Mean ± standard deviation over {settings['seeds']} runs" if settings["seeds"] > 1 else "One run"
     same = ", the same in all runs" if settings["same_data"] and settings["seeds"] > 1 else ""
     sizes = f"{settings['num_points']:,} points{same}, {settings['num_negatives']} negatives, epochs: {settings['epochs']}"
-    _say(f"{spread}: {sizes}. CNCE draws negatives above the percentile ω.", style="dim")
-    _say("Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem 3.1 asks.", style="dim")
+    _print(f"{spread}: {sizes}. CNCE draws negatives above the percentile ω.", style="dim")
+    _print("Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem 3.1 requires.", style="dim")
 
 
 def _show_variance(found: dict[str, Any]) -> None:
-    """One row for each number of negatives; mean and variance for each estimator."""
+    """Prints one row per number of negatives, with mean and variance of each estimator."""
     from kinfolk.cli.options import plain_table
 
     rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}
@@ -116,26 +118,26 @@ def _show_variance(found: dict[str, Any]) -> None:
         cells = [(rows[number, omega]["mean"], rows[number, omega]["variance"]) for omega in omegas]
         table.add_row(f"{number:,}", *(text for mean, variance in cells for text in (f"{mean:.4f}", f"{variance:.1e}")))
     if found["true"] is not None:
-        _say(_truth(found["true"]))
-    _say(table)
+        _print(_truth(found["true"]))
+    _print(table)
     settings = found["settings"]
     critics = f", critics: {settings['seeds']}" if "seeds" in settings else ""
     fixed = f"Variance over {settings['draws']} draws of the negatives, with anchor and positive fixed"
-    _say(f"k: number of negatives. {fixed}; mean of it over anchors: {settings['anchors']}{critics}.", style="dim")
+    _print(f"k: number of negatives. {fixed}, averaged over anchors: {settings['anchors']}{critics}.", style="dim")
 
 
 def _truth(information: float) -> str:
     return f"True mutual information: [bold]{information:.5f}[/] nats"
 
 
-def _say(what: Any, style: str | None = None) -> None:
+def _print(what: Any, style: str | None = None) -> None:
     from kinfolk.cli.options import screen
 
     screen().print(what, style=style, soft_wrap=False)
 
 
-def _figure(row: dict[str, Any]) -> str:
-    """Mean ± deviation, e.g. 0.01345 ± 0.00100; figures below a thousandth as powers of ten."""
+def _mean_and_deviation(row: dict[str, Any]) -> str:
+    """Mean ± deviation, e.g. 0.01345 ± 0.00100. Values below a thousandth are written as powers of ten."""
     return " ± ".join(
         f"{value:.5f}" if abs(row["mean"]) >= 1e-3 else f"{value:.1e}" for value in (row["mean"], row["stdev"]) if value is not None
     )

@@ -1,17 +1,17 @@
-"""Mutual information bounded from below by critic scores: NCE, and CNCE with negatives drawn near the anchor.
+"""Two lower bounds on mutual information from critic scores: NCE, and CNCE with negatives drawn near the anchor.
 
 Wu, Mosse, Zhuang, Yamins, Goodman, Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, equation 1
-and theorems 3.1 and 3.2: with k candidates, of which one is the positive v_1,
+and theorems 3.1 and 3.2. With k candidates, one of which is the positive v_1,
 
     Z = log( e^f(u, v_1) / (1/k · Σ_j e^f(u, v_j)) ),   NCE = E[Z], v_2:k ~ p(v),   CNCE = E[Z], v_2:k ~ p(v | S_B).
 
-S_B holds the v whose score is between the ω_ℓ-th and the ω_u-th percentile of the anchor's scores (section 4). Appendix B calls S_B "the
-top w_ℓ percentage", yet lets its support shrink from w = 10 to 95; the two agree only where w is the lower percentile, as in section 4.
-So ω = 95 here keeps the hardest 5 percent, and ω = 0 is NCE.
+S_B contains the v whose score is between the ω_ℓ-th and the ω_u-th percentile of the anchor's scores (section 4). Appendix B calls S_B "the
+top w_ℓ percentage", but its support shrinks from w = 10 to 95. Both agree only if w is the lower percentile, as in section 4. So ω = 95
+keeps the hardest 5 percent here, and ω = 0 is NCE.
 
-Theorem 3.1 asks that B lie above c = E_p[e^f], which a low ω fails (`premise`). For a set without upper end the premise is not needed:
-scores above a percentile are stochastically larger than all scores, and Z falls with each of them, so CNCE falls as ω rises and never
-exceeds NCE. For a ring (upper < 100) it is needed: below c, CNCE can exceed the information itself.
+Theorem 3.1 requires that B lies above c = E_p[e^f], which does not hold for a low ω (`premise`). Without an upper end the premise is not
+needed: scores above a percentile are stochastically larger than all scores, and Z decreases with each of them, so CNCE decreases as ω
+increases and never exceeds NCE. A ring (upper < 100) needs the premise: below c, CNCE can exceed the mutual information.
 
 Dimension key: A anchors, C candidates of an anchor other than its positive, K negatives drawn, D embedding.
 """
@@ -26,23 +26,23 @@ from torch.nn import functional
 
 
 def nce(positive_A: Tensor, others_AC: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
-    """The NCE estimate, a scalar: the mean of Z with negatives from all candidates. Equals `cnce` with `lower=0`; see there."""
+    """The NCE estimate (a scalar): the mean of Z with negatives from all candidates. Equals `cnce` with `lower=0`."""
     return cnce(positive_A, others_AC, num_negatives, generator, lower=0.0)
 
 
 def cnce(
     positive_A: Tensor, others_AC: Tensor, num_negatives: int, generator: torch.Generator, lower: float, upper: float = 100.0
 ) -> Tensor:
-    """The CNCE estimate, a scalar: the mean of Z with negatives from the candidates between two percentiles of each anchor's scores.
+    """The CNCE estimate (a scalar): the mean of Z with negatives from the candidates between two percentiles of each anchor's scores.
 
-    Estimates with equal generators use the same random numbers, so that they differ by the percentiles alone: with `upper` = 100 such an
-    estimate falls with `lower` in every single draw.
+    Estimates with equal generators use the same random numbers, so they differ only by the percentiles. With `upper` = 100 such an estimate
+    decreases with `lower` in every draw.
 
     Args:
         positive_A: (A,) scores f(u, v_1).
-        others_AC: (A, C) scores of draws from p(v) independent of v_1; the positive is not among them.
-        num_negatives: negatives drawn for each anchor, independently and with replacement: k − 1 of theorem 3.1.
-        generator: of the draws, on the scores' device.
+        others_AC: (A, C) scores of draws from p(v) that are independent of v_1. The positive is not among them.
+        num_negatives: negatives per anchor, drawn independently and with replacement; k − 1 in theorem 3.1.
+        generator: random generator on the device of the scores.
         lower, upper: ω_ℓ and ω_u, percentiles in [0, 100].
 
     Example:
@@ -67,13 +67,13 @@ def log_ratio(positive_A: Tensor, negatives_AK: Tensor) -> Tensor:
 
 
 def support(ordered_AC: Tensor, lower: float, upper: float = 100.0) -> Tensor:
-    """(A, M) what lies between the percentiles `lower` and `upper` of each row of ascending scores; at least one score."""
+    """(A, M) the scores between the percentiles `lower` and `upper` of each row of ascending scores, at least one."""
     first, last = bounds(ordered_AC.shape[1], lower, upper)
     return ordered_AC[:, first:last]
 
 
 def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int, int]:
-    """First rank between the percentiles, and the one after the last, among `num_candidates` in ascending order."""
+    """The range of ranks between the percentiles, for `num_candidates` in ascending order. The end is exclusive."""
     if not 0 <= lower < upper <= 100:
         raise ValueError(f"`lower` (={lower}) and `upper` (={upper}) must be percentiles, 0 <= lower < upper <= 100")
     if num_candidates < 1:
@@ -85,31 +85,31 @@ def bounds(num_candidates: int, lower: float, upper: float = 100.0) -> tuple[int
 def draw(kept_AM: Tensor, num_negatives: int, generator: torch.Generator) -> Tensor:
     """(A, K) scores drawn from each row, independently and with replacement.
 
-    By the inverse of the distribution function: the same random number picks a larger score from a higher part of ascending scores.
+    Uses the inverse of the distribution function: the same random number picks a larger score from a higher part of ascending scores.
     """
     if num_negatives < 1:
         raise ValueError(f"`num_negatives` (={num_negatives}) must be at least 1")
     size = kept_AM.shape[1]
-    # Counted from the top: sets that share their upper end then share the random number of their largest score.
+    # Counted from the top, so that sets with the same upper end use the same random number for their largest score.
     share_AK = torch.rand(len(kept_AM), num_negatives, generator=generator, device=kept_AM.device, dtype=torch.float64)
     below_top_AK = (share_AK * size).long().clamp_(max=size - 1)
     return kept_AM.gather(1, size - 1 - below_top_AK)
 
 
 def premise(ordered_AC: Tensor, lower: float) -> float:
-    """Share of anchors, given by ascending scores, for which theorem 3.1 applies: the lowest e^f drawn from is above c, the mean."""
+    """Share of anchors (rows of ascending scores) for which theorem 3.1 applies: the lowest e^f in the support is above the mean c."""
     mean_A = ordered_AC.logsumexp(1) - math.log(ordered_AC.shape[1])
     return float((support(ordered_AC, lower)[:, 0] > mean_A).double().mean())
 
 
 def scores(u_AD: Tensor, v_ND: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """f(u, v) = ⟨u, v⟩ / temperature of unit vectors: (A,) of row i with row i, (A, N − 1) of row i with every other row of `v_ND`.
+    """Scores f(u, v) = ⟨u, v⟩ / temperature of unit vectors: (A,) of row i with row i, (A, N − 1) with all other rows of `v_ND`.
 
-    `u_AD` may be the first rows only; all others of `v_ND` are candidates still.
+    `u_AD` may have only the first rows. The further rows of `v_ND` are candidates too.
     """
     if u_AD.ndim != 2 or v_ND.ndim != 2 or u_AD.shape[1] != v_ND.shape[1] or not 0 < len(u_AD) <= len(v_ND) or len(v_ND) < 2:
         raise ValueError(
-            f"`u_AD` (={tuple(u_AD.shape)}) and `v_ND` (={tuple(v_ND.shape)}) must be rows of one width, A <= N, with N at least 2"
+            f"`u_AD` (={tuple(u_AD.shape)}) and `v_ND` (={tuple(v_ND.shape)}) must be (A, D) and (N, D) with A <= N and N at least 2"
         )
     if not temperature > 0:
         raise ValueError(f"`temperature` (={temperature}) must be above 0")

@@ -1,4 +1,6 @@
-"""The toy of appendix B of the CNCE paper: two correlated Gaussian variables whose mutual information is known, and a critic for them.
+"""The toy experiment of appendix B of the CNCE paper, with its Table 5 and the variances of theorem 3.2.
+
+The data are two correlated Gaussian variables whose mutual information is known:
 
 (X, Y) = Z + ε with Z ~ N(0, Σ_Z), ε ~ N(0, Σ_ε) is Gaussian with covariance Σ = Σ_Z + Σ_ε, hence
 
@@ -6,21 +8,12 @@
 
 The critic is f(x, y) = ⟨g(x), h(y)⟩ / temperature: two perceptrons of five linear layers, ten units wide, with ReLU.
 
-What the paper leaves open, and what is done here: two encoders, outputs of ten numbers (the hidden width) of unit norm (section 2),
-temperature 0.07 (section 5). In place of a memory bank all points are embedded anew at each step, so that no embedding is stale and both
-encoders have a gradient. A point's own partner is never among its negatives. Negatives are drawn with replacement: the theorem's are i.i.d.
+The paper does not specify everything. Here there are two encoders with unit-norm outputs (section 2) of ten numbers (the hidden width)
+and temperature 0.07 (section 5). Instead of a memory bank, all points are embedded at each step, so that no embedding is stale and both
+encoders have a gradient. The partner of a point is never among its negatives. Negatives are drawn with replacement, because those of the
+theorem are i.i.d. The paper studies the variance for IR and MoCo on images; here it is the toy, or any two arrays of view embeddings.
 
-Dimension key: N points, B batch, K negatives, D embedding.
-
-Mean and variance of NCE and CNCE against the number of negatives: theorem 3.2 of the CNCE paper, with the numbers of its appendix C.
-
-The paper studies IR and MoCo on images; here it is the toy, or any two arrays with embeddings of two views.
-
-Dimension key: A anchors, C candidates, M of them in the support, N points, D embedding, R draws.
-
-Table 5 of the CNCE paper: how much looser the bound becomes as the negatives come from nearer the anchor.
-
-Dimension key: A anchors, C candidates, K negatives, N points.
+Dimension key: N points, B batch, A anchors, C candidates, M candidates in the support, K negatives, D embedding, R draws.
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ SIGMA_EPSILON = ((1.0, 0.9), (0.9, 1.0))
 
 @dataclass(frozen=True)
 class Toy:
-    """Settings of the toy; the defaults are the paper's, and for the temperature that of its other experiments."""
+    """Settings of the toy experiment. The defaults are those of the paper; the temperature is that of its other experiments."""
 
     num_points: int = 2000
     num_negatives: int = 100
@@ -86,7 +79,7 @@ def draw_points(num_points: int, seed: int, *key: int | str) -> tuple[Tensor, Te
 
 
 class Critic(nn.Module):
-    """The two encoders. Their weights are a function of `seed`, whatever random numbers were drawn before."""
+    """The two encoders. Their initial weights depend only on `seed`."""
 
     def __init__(self, toy: Toy, seed: int) -> None:
         super().__init__()
@@ -103,7 +96,7 @@ class Critic(nn.Module):
 
 
 def perceptron(width: int, layers: int) -> nn.Sequential:
-    """One number in, `width` numbers out, `layers` linear layers with ReLU between them."""
+    """A perceptron from 1 to `width` numbers with `layers` linear layers and ReLU between them."""
     parts: list[nn.Module] = [nn.Linear(1, width)]
     for _ in range(layers - 1):
         parts += [nn.ReLU(), nn.Linear(width, width)]
@@ -113,11 +106,9 @@ def perceptron(width: int, layers: int) -> nn.Sequential:
 def train_critic(
     x_N: Tensor, y_N: Tensor, toy: Toy, seed: int, lower: float = 0.0, after_epoch: Callable[[], object] | None = None
 ) -> Critic:
-    """A critic that maximises NCE on the points, or with `lower` CNCE with negatives above that percentile of its own scores."""
+    """Trains a critic that maximises NCE on the points, or, with `lower`, CNCE with negatives above that percentile of its scores."""
     critic = Critic(toy, seed)
-    optimizer = torch.optim.Adam(
-        critic.parameters(), lr=toy.lr, weight_decay=0.0, fused=True
-    )  # one call in place of hundreds of small ones
+    optimizer = torch.optim.Adam(critic.parameters(), lr=toy.lr, weight_decay=0.0, fused=True)  # fused: one call per step
     for epoch in range(toy.epochs):
         draws = generator(seed, "epoch", epoch)
         order_N = torch.randperm(len(x_N), generator=draws)
@@ -136,13 +127,13 @@ def train_critic(
 
 
 def choose(u_BD: Tensor, v_ND: Tensor, own_B: Tensor, num_negatives: int, lower: float, draws: torch.Generator) -> Tensor:
-    """(B, K) points drawn from those above the percentile `lower` of each anchor's scores, never the anchor's own."""
+    """(B, K) points drawn from those above the percentile `lower` of each anchor's scores, never the partner of the anchor."""
     first, end = bounds(len(v_ND) - 1, lower)
     if lower == 0:
         index_BK = torch.randint(end, (len(own_B), num_negatives), generator=draws)
-        return index_BK + (index_BK >= own_B[:, None])  # the own point is left out by a step over it
+        return index_BK + (index_BK >= own_B[:, None])  # skips the partner
     score_BN = u_BD @ v_ND.T
-    score_BN[torch.arange(len(own_B)), own_B] = -torch.inf  # the lowest of all, hence rank 0
+    score_BN[torch.arange(len(own_B)), own_B] = -torch.inf  # the partner gets rank 0
     order_BN = torch.from_numpy(np.argpartition(score_BN.numpy(), 1 + first, axis=1))  # several times faster than torch.topk on a CPU
     rank_BK = 1 + first + torch.randint(end - first, (len(own_B), num_negatives), generator=draws)
     return order_BN.gather(1, rank_BK)
@@ -157,7 +148,7 @@ def variance_study(
 ) -> dict[str, Any]:
     """Mean and variance of NCE and CNCE on fresh points of the toy, with a critic trained by NCE, for each number of negatives.
 
-    The variance is that of theorem 3.2: of Z over draws of the negatives, with (u, v_1) fixed; the mean of it over anchors and seeds.
+    The variance is that of theorem 3.2: the variance of Z over draws of the negatives with (u, v_1) fixed, averaged over anchors and seeds.
     """
     if num_seeds < 1:
         raise ValueError(f"`num_seeds` (={num_seeds}) must be at least 1")
@@ -177,13 +168,15 @@ def variance_study(
 
 
 def views_study(first: Path, second: Path, temperature: float, *, anchors: int = 128, draws: int = 32) -> dict[str, Any]:
-    """The same for embeddings of two views, arrays of one shape in two .npy files; the first `anchors` rows are the anchors."""
+    """The variance study for embeddings of two views: two .npy arrays of the same shape. The first `anchors` rows are the anchors."""
     views = [_read(path) for path in (first, second)]
     if views[0].ndim != 2 or views[0].shape != views[1].shape or len(views[0]) < 2:
         shapes = " and ".join(str(tuple(view.shape)) for view in views)
-        raise UsageError(f"the two views have the shapes {shapes}; they must have the same, samples × features, and at least two samples")
+        raise UsageError(
+            f"the two views have the shapes {shapes}; both must have the same shape, samples × features, with at least two samples"
+        )
     if not all(bool(view.isfinite().all()) for view in views):
-        raise UsageError("the two views hold values that are not finite numbers")
+        raise UsageError("the two views contain values that are not finite")
     rows = against_negatives(views[0][:anchors], views[1], temperature, draws=draws)
     settings = {"views": [str(first), str(second)], "temperature": temperature, "anchors": min(anchors, len(views[0])), "draws": draws}
     return {"study": "variance", "settings": settings, "true": None, "rows": rows}
@@ -200,7 +193,7 @@ def against_negatives(
     negatives: Sequence[int] = NEGATIVES,
     omegas: Sequence[float] = OMEGAS,
 ) -> list[dict[str, Any]]:
-    """Mean and variance over `draws` draws of the negatives, for two views' embeddings: row i of `u_AD` belongs to row i of `v_ND`."""
+    """Mean and variance over `draws` draws of the negatives. Row i of `u_AD` and row i of `v_ND` are two views of one sample."""
     if draws < 2:
         raise ValueError(f"`draws` (={draws}) must be at least 2")
     positive_A, others_AC = scores(u_AD, v_ND, temperature)
@@ -218,10 +211,10 @@ def _read(path: Path) -> Tensor:
     try:
         return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{path} can't be read as an array of numbers (.npy): {error}") from error
+        raise UsageError(f"{path} cannot be read as an array of numbers (.npy): {error}") from error
 
 
-# Table 5: ω -> mean and standard deviation over 5 runs; ω = 0 is NCE.
+# Table 5: ω → mean and standard deviation over 5 runs. ω = 0 is NCE.
 PAPER: dict[int, tuple[float, float]] = {
     0: (0.01345, 0.001),
     10: (0.01241, 3e-4),
@@ -238,16 +231,16 @@ def table_study(
 ) -> dict[str, Any]:
     """Table 5: NCE and CNCE of the toy for each ω, mean and standard deviation over seeds.
 
-    `critic` in the result tells who scores. "nce": one critic a seed, trained by NCE, measured by every estimator; "own", with
-    `train_each`: for each ω its own critic, trained by that CNCE. Each is measured on the points it was trained on, as the paper seems to
-    do, and on as many fresh ones, for which the bound holds in expectation.
+    `critic` in the result is "nce" for the critic of each seed that is trained by NCE and measured by every estimator, and "own" (with
+    `train_each`) for a critic per ω that is trained by that CNCE. Each is measured on its training points, as the paper seems to do, and on
+    as many fresh points, for which the bound holds in expectation.
 
     Args:
-        num_seeds: runs, at least 1.
-        toy: the settings; without, the paper's.
+        num_seeds: number of runs, at least 1.
+        toy: settings. None means those of the paper.
         train_each: also train a critic for each ω.
-        same_data: all runs on the same points, so that only weights, order and negatives differ between them.
-        progress: show a bar where there is a terminal.
+        same_data: use the same points in all runs, so that only weights, order and negatives differ.
+        progress: whether to show a progress bar in a terminal.
     """
     if num_seeds < 1:
         raise ValueError(f"`num_seeds` (={num_seeds}) must be at least 1")
@@ -277,7 +270,7 @@ def table_study(
 
 
 def _measure(critic: Critic, x_N: Tensor, y_N: Tensor, toy: Toy, seed: int, trained: int) -> Iterator[tuple[tuple[str, int], float]]:
-    """Estimates by one critic. All use the same random numbers; see `cnce`."""
+    """Estimates of one critic. All use the same random numbers, see `cnce`."""
     positive_A, others_AC = scores(critic.embed_x(x_N), critic.embed_y(y_N), toy.temperature)
     ordered_AC = others_AC.sort(1).values
     for omega in PAPER:
@@ -293,14 +286,14 @@ def _measure(critic: Critic, x_N: Tensor, y_N: Tensor, toy: Toy, seed: int, trai
 
 @contextmanager
 def count_epochs(trainings: int, toy: Toy, progress: bool) -> Iterator[Callable[[], object]]:
-    """A function to call after each epoch of all trainings; shows how many have passed."""
+    """Yields a function to call after each epoch, which advances a progress bar over all trainings."""
     total = trainings * toy.epochs
     passed = iter(show_progress(range(total), total, "Training critics", enabled=progress))
-    next(passed, None)  # the bar is there before the first epoch is done
+    next(passed, None)  # shows the bar before the first epoch ends
     try:
         yield lambda: next(passed, None)
     finally:
-        for _ in passed:  # an interrupted bar goes as a finished one does
+        for _ in passed:  # finishes the bar after an interrupt too
             pass
 
 

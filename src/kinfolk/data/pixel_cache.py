@@ -35,7 +35,7 @@ from torch import Tensor
 
 from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkError
-from kinfolk.files import UNFINISHED, DamagedFileError, telling, write_atomically, write_text
+from kinfolk.files import UNFINISHED, DamagedFileError, explain_write_errors, move_into_place, write_atomically, write_text
 
 
 def available_memory() -> int:
@@ -125,11 +125,9 @@ class FileStore:
 
     def close_as(self, target: Path) -> tuple[int, int, int]:
         """Makes sure that all is on the disk, and gives the file its name; returns (rows, height, width)."""
-        with telling(target):
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        with explain_write_errors(target):
             self._file.close()
-            os.replace(self.path, target)
+            move_into_place(self.path, target)
         return self.rows, *self._shape
 
     def finish(self) -> Tensor:
@@ -224,7 +222,7 @@ def _sweep(folder: Path) -> None:
         pid = path.name[len(f"kinfolk-{_host()}-") :].split("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _is_running(int(pid)):
             path.unlink(missing_ok=True)
-    for path in folder.glob(f"*{UNFINISHED}"):
+    for path in folder.glob(f"*{UNFINISHED}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _LONG_AGO:
                 path.unlink()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kinfolk.data.captions import Caption, TextColumn
 from kinfolk.errors import KinfolkError, shown
-from kinfolk.files import DamagedFileError, first_line, telling, write_atomically
+from kinfolk.files import DamagedFileError, explain_write_errors, first_line, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -278,7 +278,7 @@ class Samples:
         if path.exists():
             with contextlib.suppress(KinfolkError):
                 return self.open(path)
-        with telling(path):
+        with explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: _write_table(table, file))
         return self.open(path)

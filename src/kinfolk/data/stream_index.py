@@ -25,7 +25,7 @@ from kinfolk.data.prepare import one_writer
 from kinfolk.data.sample_table import Places, Samples
 from kinfolk.data.shards import Refusals, ShardIndex, shard_names
 from kinfolk.errors import KinfolkError
-from kinfolk.files import DamagedFileError, read_sealed_text, telling, write_sealed_text
+from kinfolk.files import DamagedFileError, explain_write_errors, read_sealed_text, write_sealed_text
 
 _VERSION = 2
 
@@ -226,6 +226,6 @@ def _digest(value: object) -> str:
 
 
 def _write(path: Path, value: object) -> None:
-    with telling(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed_text(path, json.dumps(value))

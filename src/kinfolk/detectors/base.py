@@ -76,7 +76,7 @@ class Detector(Exact, ABC):
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a
-        tensor that the stores go by; see `stores.exact.kept`. Default: no state."""
+        tensor that the stores go by; see `stores.per_sample.kept`. Default: no state."""
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.order import sampled
-from kinfolk.detectors.quantile import State
+from kinfolk.detectors.thresholds import State
 from kinfolk.kinship import others
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample

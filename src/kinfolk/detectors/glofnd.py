@@ -6,31 +6,30 @@ Dimension key: R rows of a block, C candidates, b samples of the block, N data s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfolk.compiling import compiled
-from kinfolk.detectors import quantile
+from kinfolk.detectors import thresholds
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.quantile import Seen, State, Visit
-from kinfolk.detectors.threshold_rule import Init, Name, ThresholdRule, look, own_quantile, track
+from kinfolk.detectors.thresholds import Init, Rule, State, ThresholdRule, Visit, batch_quantile
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
-from kinfolk.stores.per_sample import kept
 
 
 class GloFND(Detector):
     """Kin are the candidates more similar than the sample's learned threshold λ, the (1 − α) quantile over the whole data set.
 
-    Each visit moves λ by what the sample's negatives show (the rules are in `quantile.py`). With "adam" and "sgd" kin are s > λ with the
-    **new** λ, as in the paper. A λ of 1 flags nothing.
+    Each visit of a sample moves its λ by what its negatives show (the rules are in `thresholds.py`). With "adam" and "sgd" kin are s > λ with
+    the **new** λ, as in the paper. A λ of 1 flags nothing.
 
-    "tracking" counts how many negatives are above λ and moves it in units of their mean excess, so that neither the mean nor the
-    scale of the similarities matters; it follows jumps of all similarities and a slow drift common to all samples. It flags with the λ
-    from before its own count, which makes the share flagged right on average even where less than one of a batch is to be flagged.
+    "tracking" counts how many negatives are above λ and moves it in units of their mean excess, so that neither the mean nor the scale of
+    the similarities matters. λ moves with the mean of the sample's similarities, and with a drift that all samples of a batch share. It
+    flags with the λ from before its own count, which makes the share flagged right on average even where less than one candidate of a
+    batch is to be flagged.
 
     Args:
         num_samples: N; ids are in [0, N).
@@ -44,8 +43,8 @@ class GloFND(Detector):
             second. "tracking" learns from the first visit on; "one" only means that the first visit flags nothing.
         shared: one λ for all samples (the ablation "single λ"), learned from the whole batch at once and used from the next batch on.
 
-    State: per sample λ, the rule's own (β, mean and spread; m and v) and the number of visits; for "tracking" the common drift.
-    A sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is no part of the state.
+    State: per sample λ and the rule's own: β (`tail`) and one plus the mean similarity (`location`); or the number of visits, m and v. A sample without negatives
+    is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part of the state.
 
     Deviates from the paper in: the default rule (Adam's constant step keeps a threshold from settling); Adam's bias correction, which
     counts the sample's own updates (the published code counts epochs).
@@ -61,13 +60,12 @@ class GloFND(Detector):
     leveled: ClassVar[bool] = True
     addresses: ClassVar[bool] = True
     alphas: Tensor | None
-    drift: Tensor | None
 
     def __init__(
         self,
         num_samples: int,
         alpha: float | Tensor,
-        rule: Name = "tracking",
+        rule: Rule = "tracking",
         lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.98),
         init: Init = "one",
@@ -88,7 +86,7 @@ class GloFND(Detector):
         usual = 0.01 / max(self.alpha, 1e-6) if rule == "sgd" else 0.05
         self.rule = ThresholdRule(rule, usual if lr is None else lr, tuple(betas), init)
         self.store = PerSample(1 if shared else num_samples, **self.rule.fields())
-        self.register_buffer("drift", torch.tensor(0.0) if rule == "tracking" and not shared else None)
+        self._num_similarities = 0  # of a sample in the last batch, with all its views; known to the host, so not state
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -108,90 +106,118 @@ class GloFND(Detector):
     @property
     def thresholds(self) -> Tensor:
         """(N,) λ of each sample."""
-        state = dict(self.store.named_buffers())
-        return self._in_use(state).expand(self.num_samples)
+        level_N: Tensor = self.store.threshold.clamp(-1, 1)
+        return level_N.expand(self.num_samples)
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
         if self.alpha == 0:
             return Found((Roles(),))
-        state = self.store.read(torch.zeros_like(block.ids) if self.shared else block.ids)
-        alpha_b = self._alpha(block.ids, state["threshold"].dtype)
+        self._num_similarities = block.num_similarities
         if not self.training:
-            return Found((self._kin(block, self._in_use(state), alpha_b),))
+            return Found((_flagged(self.thresholds[block.ids], self._alpha(block.ids)),))
         if self.shared:
-            return Found((self._kin(block, self._in_use(state), alpha_b),), self._noted(block, state, alpha_b))
-        learned_b = alpha_b.clamp(min=torch.finfo(alpha_b.dtype).tiny)
-        if self.drift is None:
-            new, counts = self.rule.step(block, state, learned_b), State()
-            level_b = new["threshold"]
+            return self._find_shared(block)
+        state_bF, alpha = self.store.read_rows(block.ids), self._alpha(block.ids)
+        positive = alpha.clamp(min=torch.finfo(alpha.dtype).tiny) if isinstance(alpha, Tensor) else alpha
+        if self.rule.name == "tracking":
+            at = thresholds.gains(positive, block.num_similarities)
+            new_bF, level_b = compiled(thresholds.track, block.compiles)(
+                block.per_sample, block.num_per_sample, state_bF, positive, at, self.rule.init
+            )
         else:
-            new, level_b, counts = compiled(track, block.compiles)(self.rule, block, state, learned_b, self.drift)
-            level_b = level_b.masked_fill((state["visits"] == 0) & (self.rule.init == "one"), 1.0).clamp(-1, 1)
-        moving = (block.over_views(block.num_negatives_R.to(alpha_b.dtype)) > 0) & (alpha_b > 0)
-        update = {name: rows.where(moving, state[name]) for name, rows in new.items()}
-        update |= {name: rows.where(moving, 0.0) for name, rows in counts.items()}
-        return Found((self._kin(block, level_b.where(moving, self._in_use(state)), alpha_b),), update)
+            new_bF, level_b = self._descended(block, state_bF, positive)
+        if not isinstance(alpha, Tensor):
+            kin = Interval(level_b)
+        else:
+            new_bF = new_bF.where((alpha > 0).unsqueeze(1), torch.nan)  # NaN: the state stays as it is
+            kin = Interval(level_b.masked_fill(alpha == 0, torch.inf))
+        return Found((Roles(kin=kin),), {"state": new_bF})
 
     @torch.no_grad()
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         if self.shared:
-            self._learn_shared(update, sound)
+            self._learn_shared(update["visit"], sound)
             return
-        self.store.write(ids, {name: update[name] for name in self.rule.fields()}, sound)
-        if self.drift is not None:
-            expected, found = (update[name].double().sum() for name in ("expected", "found"))
-            self.drift.copy_(kept(sound, quantile.followed(self.drift.double(), expected, found), self.drift.double()))
-
-    def _alpha(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b,) α of these samples."""
-        if self.alphas is None:
-            return torch.full(ids.shape, self.alpha, dtype=dtype, device=ids.device)
-        return self.alphas[ids].to(dtype)
-
-    def _in_use(self, state: State) -> Tensor:
-        """The thresholds that the stored state stands for."""
-        level_b = state["threshold"] if self.drift is None else quantile.in_use(state, self.drift)
-        return level_b.clamp(-1, 1)
-
-    def _kin(self, block: Block, level_b: Tensor, alpha_b: Tensor) -> Roles:
-        """Kin are above the level. A level of 1 flags nothing, although rounding makes similarities of 1.0000001; nor does an α of 0."""
-        level_b = level_b.masked_fill((level_b >= 1) | (alpha_b == 0), torch.inf)
-        return Roles(kin=Interval(block.per_row(level_b)))
-
-    def _noted(self, block: Block, state: State, alpha_b: Tensor) -> State:
-        """What each sample of the block shows of the shared threshold."""
-        visit = self.rule.measure(block, state["threshold"])
-        noted = vars(visit)
+        new_bF = update["state"]
         if self.rule.name == "tracking":
-            return {**noted, **vars(look(block, visit.n.dtype))}
-        return noted if self.rule.init == "one" else {**noted, "own": own_quantile(block, alpha_b, state["visits"] == 0).to(visit.n.dtype)}
+            at = thresholds.gains(self.alpha, self._num_similarities)
+            new_bF = thresholds.common_step(new_bF, thresholds.common_gain(self.alpha * self._num_similarities * len(ids), at))
+        self.store.write_rows(ids, new_bF, sound)
 
-    def _learn_shared(self, noted: Mapping[str, Tensor], sound: Tensor | None) -> None:
-        """One step of the shared threshold from the mean over all samples of the batch."""
-        first = torch.zeros_like(noted["n"][:1], dtype=torch.int64)
-        state, counts_B = self.store.read(first), noted["n"] > 0
-        number = counts_B.sum().clamp(min=1)
-        mean = {name: rows.double().where(counts_B, 0.0).sum(0, keepdim=True) / number for name, rows in noted.items()}
-        mean = {name: rows.to(state["threshold"].dtype) for name, rows in mean.items()}
-        alpha, fresh = self._alpha(first, state["threshold"].dtype), state["visits"] == 0
-        visit = Visit(mean["share"], mean["excess"], (mean["n"] * number).clamp(min=1 / self.alpha))
+    def _alpha(self, ids: Tensor) -> float | Tensor:
+        """α, or (b,) that of each sample."""
+        return self.alpha if self.alphas is None else self.alphas[ids].to(self.store.rows.dtype)
+
+    def _descended(self, block: Block, state_bF: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+        """A visit under "adam" or "sgd": (b, F) the new state, and (b,) the level above which candidates are flagged."""
+        state: State = dict(zip(self.store.fields, state_bF.unbind(1), strict=True))
+        n_b = block.num_per_sample
+        new = self.rule.descend(state, thresholds.above(block.per_sample, n_b, state["threshold"])[0], alpha)
+        if self.rule.init == "quantile":
+            fresh = state["visits"] == 0
+            first = {**state, "threshold": _own_quantile(block, alpha, fresh).to(state_bF.dtype), "visits": state["visits"] + 1}
+            new = {name: first[name].where(fresh, rows) for name, rows in new.items()}
+        new_bF = torch.stack([new[name] for name in self.store.fields], 1).masked_fill((n_b == 0).unsqueeze(1), torch.nan)
+        level_b = new_bF[:, 0]
+        return new_bF, level_b.masked_fill(level_b >= 1, torch.inf)
+
+    def _find_shared(self, block: Block) -> Found:
+        """Flags with the one threshold as it was before this batch, and notes what each sample of the block shows of it."""
+        alpha, state_bF = self.alpha, self.store.rows.expand(len(block.ids), -1)
+        sim_bM, n_b = block.per_sample, block.num_per_sample
         if self.rule.name == "tracking":
-            before, jump = quantile.moved(state, Seen(**{name: mean[name] for name in Seen.__dataclass_fields__}), alpha)
-            as_wanted = Visit(alpha, alpha * before["tail"], visit.n)  # what was counted before a jump tells nothing
-            visit = Visit(*(now.where(jump, then) for now, then in zip(vars(as_wanted).values(), vars(visit).values(), strict=True)))
-            new = quantile.tracking_step(before, visit, alpha, torch.zeros_like(alpha))
+            visit = thresholds.visited(sim_bM, n_b, state_bF, shared=True)
+            noted = (visit.level, visit.share, visit.excess, visit.location)
         else:
-            new = self.rule.descend(state, visit, alpha)
+            noted = thresholds.above(sim_bM, n_b, state_bF[:, 0])
             if self.rule.init == "quantile":
-                new = {name: rows.where(fresh, new[name]) for name, rows in self.rule.started(state, mean["own"]).items()}
-        self.store.write(first, {name: rows.where(counts_B.any(), state[name]) for name, rows in new.items()}, sound)
+                fresh = state_bF[:, 1] == 0
+                noted = (*noted, _own_quantile(block, alpha, fresh).to(state_bF.dtype).masked_fill(n_b == 0, torch.nan))
+        return Found((_flagged(self.thresholds[: len(block.ids)], alpha),), {"visit": torch.stack((*noted, n_b.to(state_bF.dtype)), 1)})
+
+    def _learn_shared(self, visit_bF: Tensor, sound: Tensor | None) -> None:
+        """One step of the shared threshold, from the mean over all samples of the batch. Without any negative it stays as it is."""
+        mean_1F, before_1F = visit_bF.nanmean(0, keepdim=True).to(self.store.rows.dtype), self.store.rows
+        if self.rule.name == "tracking":
+            visit, at = Visit(*mean_1F[:, :4].unbind(1)), thresholds.gains(self.alpha, float(self._num_similarities) * len(visit_bF))
+            new_1F = thresholds.stepped(visit, before_1F, self.alpha, at)[0][:, :3]
+            known = before_1F[:, 1] > 0  # a first visit has moved with the mean already
+            new_1F[:, 0] += torch.where(known, new_1F[:, 2] - before_1F[:, 2], 0.0)
+        else:
+            state: State = dict(zip(self.store.fields, before_1F.unbind(1), strict=True))
+            new = self.rule.descend(state, mean_1F[:, 0], self.alpha)
+            if self.rule.init == "quantile":
+                first = {**state, "threshold": mean_1F[:, 2], "visits": state["visits"] + 1}
+                new = {name: first[name].where(state["visits"] == 0, rows) for name, rows in new.items()}
+            new_1F = torch.stack([new[name] for name in self.store.fields], 1)
+        self.store.write_rows(torch.zeros(1, dtype=torch.int64, device=new_1F.device), new_1F, sound)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        if self.rule.name == "tracking" and f"{prefix}store.spread" in state_dict:
+            thresholds.convert(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
         rule = self.rule
         alpha = self.alpha if self.alphas is None else f"<{len(self.alphas)} in [{self.alphas.min():.4g}, {self.alphas.max():.4g}]>"
         learning = f"rule={rule.name!r}, lr={rule.lr:.4g}, betas={rule.betas}, init={rule.init!r}"
         return f"GloFND(num_samples={self.num_samples}, alpha={alpha}, {learning}, shared={self.shared})"
+
+
+def _flagged(level_b: Tensor, alpha: float | Tensor) -> Roles:
+    """Kin are above the level. A level of 1 flags nothing, although rounding makes similarities of 1.0000001; nor does an α of 0."""
+    nothing_b = level_b >= 1 if not isinstance(alpha, Tensor) else (level_b >= 1) | (alpha == 0)
+    return Roles(kin=Interval(level_b.masked_fill(nothing_b, torch.inf)))
+
+
+def _own_quantile(block: Block, alpha: float | Tensor, wanted_b: Tensor) -> Tensor:
+    """(b,) the quantile over each wanted sample's views and negatives of this block; 1 elsewhere."""
+    if wanted_b.device.type == "cpu" and not bool(wanted_b.any()):  # on a CPU looking costs nothing, and saves a selection
+        return torch.ones(len(block.ids), dtype=torch.float64)
+    return batch_quantile(block.per_sample, block.num_per_sample, alpha if isinstance(alpha, float) else alpha.double()).where(
+        wanted_b, 1.0
+    )
 
 
 def _checked(alpha_N: Tensor, num_samples: int) -> Tensor:

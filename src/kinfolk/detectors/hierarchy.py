@@ -141,10 +141,11 @@ class Hierarchy(Detector):
             shape = None if features is None else tuple(features.shape)
             raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
         require_finite(features)
-        own_N = torch.arange(len(features), device=features.device).unsqueeze(0)
-        labels_HN = own_N.repeat(self.clusters.levels, 1)
-        if self.clusters.levels > 1 and (distributed.world_size() == 1 or dist.get_rank() == 0):
-            labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
+        features = features.to(self.clusters.tree.parent.device)
+        labels_HN = torch.arange(len(features), device=features.device).repeat(self.clusters.levels, 1)
+        if self.clusters.levels > 1 and distributed.is_rank_zero():
+            with distributed.threads_of_waiting_ranks():
+                labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
             dist.broadcast(self.radii.fitted, 0)

@@ -1,12 +1,10 @@
-"""Results on disk: one `RUN/eval/PROTOCOL.json` for each protocol, written whole or not at all.
+"""The protocols of `kinfolk eval` on images, and their results on disk.
 
-The protocols as `kinfolk eval` runs them on more than features: fine-tuning of the encoder, and the false negatives of the method.
+Each `run_…` function returns what `RUN/eval/PROTOCOL.json` contains: nearest neighbours, linear probes, transfer and clusters on the
+encoder's features, fine-tuning of the encoder, and the false negatives that the method detects. The protocols for image–text models are
+in `retrieval`.
 
-Each returns what `RUN/eval/PROTOCOL.json` holds. Dimension key: N training samples, V views, D embedding, B anchors.
-
-The protocols as `kinfolk eval` runs them on the encoder's features: nearest neighbours, linear probes, transfer, clusters.
-
-Each returns what `RUN/eval/PROTOCOL.json` holds.
+Dimension key: N training samples, V views, D embedding, B anchors.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ FOLDER = "eval"
 
 
 def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> Path:
-    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`, over an older one; numbers that are not finite become null."""
+    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`. Replaces an older file. NaN and infinity become null."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", protocol):
         raise ValueError(f"`protocol` (={protocol!r}) must be lower-case letters, digits, - and _")
     folder = Path(run) / FOLDER
@@ -54,21 +52,21 @@ def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> P
 
 
 def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
-    """All results of a run by protocol, in alphabetical order; empty where nothing has been evaluated."""
+    """All results of a run by protocol, in alphabetical order. Empty if nothing has been evaluated."""
     results = {}
     for path in sorted((Path(run) / FOLDER).glob("*.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise KinfolkError(f"{path} is not valid JSON ({error}); evaluate again or remove it.") from error
+            raise KinfolkError(f"{path} is not valid JSON ({error}); evaluate again, or remove it.") from error
         if not isinstance(result, dict):
-            raise KinfolkError(f"{path} holds no result; evaluate again or remove it.")
+            raise KinfolkError(f"{path} is not a result; evaluate again, or remove it.")
         results[path.stem] = result
     return results
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: numpy and torch numbers as numbers, keys as text, what is not finite as None."""
+    """Converts `value` to JSON types: numpy and torch numbers to numbers, keys to text, numbers that are not finite to None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -97,8 +95,8 @@ def run_finetune(
     epochs: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Fine-tuning on shares of the labels, or on those that `lists` name, each from the encoder as it is; `accuracy` is the mean over them.
-    `settings`: a name of `finetune.TUNINGS`."""
+    """Fine-tuning on shares of the labels, or on the labels listed in `lists`. Each starts from the given encoder. `accuracy` is the mean
+    over them. `settings` is a name from `finetune.TUNINGS`."""
     from kinfolk.evaluation.finetune import finetune, tuning
 
     used = divide(parts, seed, "fine-tuning")
@@ -140,7 +138,7 @@ def run_finetune(
 
 
 class Augmented:
-    """Augmented images where `embed` asks for them as they are: one view of each, drawn anew in every call."""
+    """Stands in for the views in `embed`: returns one augmented view of each image, drawn anew in every call."""
 
     def __init__(self, views: Views, seed: int, version: int) -> None:
         self.views, self.seed, self.version, self.calls = views, seed, version, 0
@@ -162,14 +160,13 @@ def run_kin(
     most_anchors: int = MOST_ANCHORS,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Whom the method flags at the end of its training, over all its training samples and two views of each, in the space it contrasts;
-    beside it what the exact quantile would flag, and how similar true positives and false negatives are."""
-    from kinfolk.evaluation.detection import judge_kin
-    from kinfolk.evaluation.retrieval import kin_similarity, threshold_error
+    """Quality of the method's detection at the end of its training, over all training samples with two views each, in the contrasted
+    space. The result also has the quality of the exact quantile, and the mean similarities of true positives and false negatives."""
+    from kinfolk.evaluation.detection import detection_quality, kin_similarity, threshold_error
 
     num = images.num_train
     if images.labels is None or not bool((images.labels[:num] >= 0).any()):
-        raise UsageError("the training samples have no labels; whether a flagged pair is a false negative can't be told")
+        raise UsageError("the training samples have no labels, so detected false negatives cannot be checked; give labelled data")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ids, labels = torch.arange(num), images.labels[:num]
     parts = [
@@ -178,14 +175,14 @@ def run_kin(
     ]
     framework.to("cpu")
     z_NVD = torch.stack(parts, 1)
-    detector = framework.detectors[0] if len(framework.detectors) == 1 else None  # several see parts of the embedding
+    detector = framework.detectors[0] if len(framework.detectors) == 1 else None  # several detectors each see a part of the embedding
     learner = None if detector is None else next((part for part in detector.modules() if isinstance(part, GloFND)), None)
-    own = None if learner is None or learner.alphas is not None else learner.alpha  # an α of each sample's own has no exact peer here
+    own = None if learner is None or learner.alphas is not None else learner.alpha  # no exact counterpart for an α per sample
     share = alpha or own or ALPHA
     anchors = ids if num <= most_anchors else torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most_anchors].sort().values
     find = None if detector is None else lambda block: detector.find(block).levels
     with torch.no_grad():
-        found = judge_kin(z_NVD, labels, share, find, anchors=anchors, progress=progress)
+        found = detection_quality(z_NVD, labels, share, find, anchors=anchors, progress=progress)
     similar = kin_similarity(z_NVD, labels)
     result: dict[str, Any] = {} if found.rule is None else found.rule.metrics()
     result["exact"] = found.exact.metrics()
@@ -206,7 +203,7 @@ def run_kin(
 
 
 def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
-    """Weighted nearest neighbours, on the test split or leaving one out."""
+    """Weighted nearest neighbours, on the test split or with leave-one-out."""
     from kinfolk.evaluation.knn import knn_accuracy
 
     accuracy = knn_accuracy(parts.train_x, parts.train_y, parts.test_x, parts.test_y, k=k, temperature=temperature)
@@ -243,8 +240,8 @@ def run_semi(
     keys: Sequence[str] = (),
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Linear probes on shares of the labels, or on the labels that `lists` name; `accuracy` is the mean over them, as in the column Average
-    of the GloFND paper's Table 1. `keys`: of all samples, for the lists."""
+    """Linear probes on shares of the labels, or on the labels listed in `lists`. `accuracy` is the mean over them, as in the column Average
+    of Table 1 of the GloFND paper. `keys` are the keys of all samples, needed for the lists."""
     from kinfolk.evaluation.semi_supervised import semi_supervised
 
     used = divide(parts, seed, "the linear probe")
@@ -275,17 +272,17 @@ def run_semi(
 
 
 def listed_among(used: Divided, lists: Sequence[Path], keys: Sequence[str]) -> list[ListedSubset]:
-    """What each list names of the training part."""
+    """The training samples that each list names."""
     return [read_subset(path, [keys[row] for row in used.train_ids]) for path in lists]
 
 
 def of_subset(name: str | None, listed: int) -> dict[str, Any]:
-    """The list that labels were taken from; empty where they were drawn."""
+    """Name and size of the list that labels were taken from. Empty if they were drawn."""
     return {} if name is None else {"subset": name, "listed": listed}
 
 
 def with_top5(share: float) -> dict[str, float]:
-    """The share under its name; empty where there are too few classes for one."""
+    """`{"top5": share}`, or empty if there are too few classes."""
     return {"top5": share} if math.isfinite(share) else {}
 
 
@@ -305,8 +302,8 @@ def run_transfer(
     how: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Logistic regression on one more data set; what was measured `before` on others is kept. `accuracy` is the mean over the sets. `how`:
-    what else to say of the features of this one."""
+    """Logistic regression on one more data set. Results `before` on other data sets are kept. `accuracy` is the mean over the data sets.
+    `how` holds further entries about the features of this one."""
     from kinfolk.evaluation.transfer import metric_of, transfer
 
     used = divide(parts, seed, "transfer")
@@ -340,7 +337,7 @@ def run_transfer(
 def run_clusters(
     parts: Parts, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS, normaliser: Normaliser = "arithmetic"
 ) -> dict[str, Any]:
-    """Normalised mutual information of the labels and k-means clusters of the features of the training split, over several k-means."""
+    """Normalised mutual information of the labels and the k-means clusters of the training features, over several k-means runs."""
     from kinfolk.evaluation.clusters import nmi
 
     k = len(np.unique(parts.train_y)) if num_clusters is None else num_clusters

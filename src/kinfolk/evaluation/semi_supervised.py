@@ -1,8 +1,8 @@
-"""Few labels: subsets of the training labels with as many of each class, or those that a file lists.
+"""Linear probes on few labels: Tables 1 and 7 and Figure 4 of the GloFND paper.
+
+The labels are class-balanced subsets of the training labels, or those that a file lists.
 
 Dimension key: N samples.
-
-The linear probe on few labels: Tables 1 and 7 and Figure 4 of the GloFND paper.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 
 FRACTIONS = (1.0, 0.1, 0.01, 0.001)
-"""Of the labels, as in Table 1 of the GloFND paper."""
+"""Shares of the labels in Table 1 of the GloFND paper."""
 
 
 def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) True for the samples whose labels are used: as many of each class, together `fraction` of the labelled, at least one of each.
+    """(N,) True for the samples whose labels are used.
 
-    A class that has fewer gives all it has; a fraction of 1 is all labels, however many of each class. Of one seed the smaller subset is
-    part of the larger. Unlabelled samples (below 0) are never used.
+    The same number from each class, together `fraction` of all labels, and at least one each.
+
+    A class with fewer samples contributes all of them. A fraction of 1 means all labels, balanced or not. For one seed, a smaller subset is
+    contained in a larger one. Unlabelled samples (below 0) are never used.
 
     Example:
         >>> labels = np.repeat([0, 1, -1], [80, 20, 100])
@@ -49,7 +51,7 @@ def label_subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArr
         raise ValueError(f"`fraction` (={fraction}) must be in (0, 1]")
     known_N = labels >= 0
     if not known_N.any():
-        raise KinfolkError("There are no labelled samples to take a part of.")
+        raise KinfolkError("There are no labelled samples to take a subset of.")
     if fraction == 1:
         return known_N
     classes = np.unique(labels[known_N])
@@ -66,9 +68,9 @@ class ListedSubset:
     """The samples that a file lists.
 
     Args:
-        name: of the file, without its ending: "1percent".
-        used: (N,) True for those among the samples at hand.
-        listed: how many the file lists, here or not.
+        name: name of the file without its suffix, such as "1percent".
+        used: (N,) True for the listed samples.
+        listed: number of names in the file, found or not.
     """
 
     name: str
@@ -77,19 +79,19 @@ class ListedSubset:
 
 
 def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
-    """Reads a list of file names, one a line, as SimCLR publishes them for 1 and 10 % of ImageNet.
+    """Reads a list of file names, one per line, in the format that SimCLR publishes for 1 and 10 % of ImageNet.
 
-    A line is a sample's key, or the end of one: `n01440764_10026.JPEG` stands for `train/n01440764/n01440764_10026.JPEG`. Empty lines and
-    lines that begin with `#` are passed over. Names that no sample has are counted but otherwise ignored; a name that several samples
-    have is refused.
+    A line is the key of a sample or the end of a key: `n01440764_10026.JPEG` matches `train/n01440764/n01440764_10026.JPEG`. Empty lines
+    and lines that start with `#` are skipped. Names that match no sample are counted and otherwise ignored. A name that matches several
+    samples is an error.
 
     Args:
         path: the file.
-        keys: (N,) of the samples to choose from, with `/` between folders.
+        keys: (N,) keys of the samples to choose from, with `/` between folders.
     """
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"there is no list `{path}`; --subset takes a text file with one file name a line")
+        raise UsageError(f"there is no list `{path}`; --subset takes a text file with one file name per line")
     lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     names = dict.fromkeys(PurePosixPath(line.replace("\\", "/")).parts for line in lines if line and not line.startswith("#"))
     ends: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -105,12 +107,12 @@ def read_subset(path: str | Path, keys: Sequence[str]) -> ListedSubset:
         if len(rows) > 1:
             both = " and ".join(repr(keys[row]) for row in rows[:2])
             raise UsageError(
-                f"`{path}` lists {'/'.join(name)!r}, which is the name of {len(rows)} samples ({both}, …); list their folders too"
+                f"`{path}` lists {'/'.join(name)!r}, which matches {len(rows)} samples ({both}, …); add their folders to the list"
             )
         used_N[rows] = True
     if not used_N.any():
         first = "nothing" if not names else f"for example {'/'.join(next(iter(names)))!r}"
-        raise UsageError(f"`{path}` names none of the labelled training images: it lists {first}, and the first image is {keys[0]!r}")
+        raise UsageError(f"`{path}` matches none of the labelled training images; it lists {first}, and the first image is {keys[0]!r}")
     return ListedSubset(path.stem, used_N, len(names))
 
 
@@ -119,17 +121,17 @@ DRAWS = 3
 
 @dataclass(frozen=True)
 class FewLabels:
-    """Accuracy with a share of the labels.
+    """Accuracy of a probe fitted on a subset of the labels.
 
     Args:
-        fraction: of the labels.
-        labels: how many that are; at least one of each class.
+        fraction: share of the labels.
+        labels: number of labels, at least one per class.
         accuracy: mean over the draws, in [0, 1].
-        deviation: standard deviation over the draws; NaN of a single one.
-        accuracies: of each draw.
-        top5: share of test samples whose class is among the five likeliest, mean over the draws; NaN up to five classes.
-        subset: name of the list the labels were taken from; None of labels that were drawn.
-        listed: how many the list has, here or not.
+        deviation: standard deviation over the draws. NaN for a single draw.
+        accuracies: accuracy of each draw.
+        top5: share of test samples whose class has one of the five highest scores, mean over the draws. NaN with five classes or fewer.
+        subset: name of the list that the labels were taken from. None if they were drawn.
+        listed: number of names in the list, found or not.
     """
 
     fraction: float
@@ -155,16 +157,16 @@ def semi_supervised(
     seed: int = 0,
     progress: bool = False,
 ) -> list[FewLabels]:
-    """Accuracy of a linear probe fitted on class-balanced subsets of the training labels, see `label_subset`, or on those of a list.
+    """Accuracy of a linear probe fitted on class-balanced subsets of the training labels (`label_subset`) or on listed labels.
 
     Args:
-        train_x, train_y, test_x, test_y: as `linear_probe`.
-        fractions: of the labels, in (0, 1].
-        subsets: lists of training samples, see `read_subset`; measured after the fractions.
-        draws: subsets of each fraction below 1; each is drawn by a seed of its own.
-        probe: "lbfgs" (`linear_probe`), or one of `gradient_probe`.
-        seed: of the first draw.
-        progress: whether to show a bar.
+        train_x, train_y, test_x, test_y: see `linear_probe`.
+        fractions: shares of the labels, in (0, 1].
+        subsets: lists of training samples (`read_subset`), measured after the fractions.
+        draws: number of subsets per fraction below 1, each with its own seed.
+        probe: "lbfgs" (`linear_probe`) or a name from `gradient_probe.PROBES`.
+        seed: seed of the first draw.
+        progress: whether to show a progress bar.
     """
     if not all(0 < fraction <= 1 for fraction in fractions) or not (fractions or subsets):
         raise ValueError(f"`fractions` (={tuple(fractions)}) must be one or more numbers in (0, 1]")
@@ -196,7 +198,7 @@ def semi_supervised(
 def probe_accuracy(
     probe: str, train_x: Array, train_y: Array, test_x: Array, test_y: Array, fraction: float = 1.0, seed: int = 0
 ) -> tuple[float, float]:
-    """Accuracy and top-5 of the probe called `probe`: "lbfgs", or one of `gradient_probe`."""
+    """Accuracy and top-5 accuracy of the probe "lbfgs", or of a name from `gradient_probe.PROBES`."""
     found = (
         linear_probe(train_x, train_y, test_x, test_y, seed=seed)
         if probe == "lbfgs"

@@ -1,4 +1,4 @@
-"""Where anchors and candidates come from."""
+"""Frameworks: where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SogCLRCLIP
@@ -29,7 +29,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "sogclr-clip": SogCLRCLIP,
     "fastclip": FastCLIPFramework,
 }
-"""The names of the method grammar."""
+"""Frameworks by their name in a method."""
 
 __all__ = [
     "CLIP",

@@ -1,13 +1,10 @@
-"""Which entries of a support queue become keys of an anchor: of its cluster, drawn by chance, or the nearest to it.
+"""The base of NNCLR and RCL: a momentum encoder, predictors, and a support queue from which the keys of an anchor are retrieved. Tang et
+al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, Figure 2.
 
-Neither takes an entry of the anchor's own sample; where there is no other, the place is −1.
+An entry of the anchor's own sample is never retrieved. If there is no other entry, the place is −1.
 
-Dimension key: A anchors of this rank, S entries of the support queue, K keys of an anchor, D embedding, N data set.
-
-A momentum encoder, predictors and a queue from which an anchor's keys are retrieved: what NNCLR and RCL share. Tang et al., Relative
-Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, Figure 2.
-
-Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H criteria, P predictors (1 or H), K keys, S support queue.
+Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H criteria, P predictors (1 or H), K keys, S support queue,
+N data set.
 """
 
 from __future__ import annotations
@@ -32,11 +29,13 @@ from kinfolk.stores.per_sample import OnHost, finite, skips
 _BLOCK_ELEMENTS = 1 << 22
 
 
-class Chance(OnHost):
-    """A number in [0, 1) for each row of a step, over all ranks; a function of its seed, of how often it advanced and of the row's place in
-    the joined batch. So it is the same after a resume, and the same for any number of ranks.
+class RowRandom(OnHost):
+    """A random number in [0, 1) for each row of a step.
 
-    State: `seed`, drawn from torch's generator when it is made, and `count`.
+    It depends only on the seed, the number of steps and the position of the row in the joined batch, so it is the same after a resume and
+    for any number of ranks.
+
+    State: `seed`, drawn from torch's generator at construction, and `count`.
     """
 
     on_host = ("count", "seed")
@@ -49,7 +48,7 @@ class Chance(OnHost):
         self.register_buffer("seed", torch.randint(1 << 62, ()))
 
     def rows(self, number: int, device: torch.device) -> Tensor:
-        """(number,) those of this rank's rows; reads only."""
+        """(number,) random numbers of the rows of this rank. Does not change the state."""
         first, total = 0, number
         if distributed.world_size() > 1:
             sizes = distributed.batch_sizes(number, device)
@@ -58,22 +57,23 @@ class Chance(OnHost):
         return torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number].to(device, non_blocking=True)
 
     def advance(self) -> None:
-        """The next step draws others."""
+        """Moves to the numbers of the next step."""
         self.count += 1
 
 
 def cluster_mates(
-    labels: Tensor, ids: Tensor, support_labels: Tensor, support_ids: Tensor, number: int, chance: Tensor, num_samples: int
+    labels: Tensor, ids: Tensor, support_labels: Tensor, support_ids: Tensor, number: int, random: Tensor, num_samples: int
 ) -> Tensor:
-    """(A, K) places of entries in the anchor's cluster, each at most once, −1 where it has fewer than K.
+    """(A, K) places of entries in the anchor's cluster, each at most once. −1 fills up if there are fewer than K.
 
-    They are K evenly spaced ones of the cluster's entries in a circle, the first by `chance`: each is as likely as any other.
+    The entries of the cluster are arranged in a circle and K evenly spaced ones are taken, starting at a random one. All are equally
+    likely.
 
     Args:
-        labels, ids: (A,) cluster and sample of each anchor; both in [0, N).
-        support_labels, support_ids: (S,) the same of the entries.
+        labels, ids: (A,) cluster and sample of each anchor, both in [0, N).
+        support_labels, support_ids: (S,) cluster and sample of each entry.
         number: K.
-        chance: (A,) in [0, 1).
+        random: (A,) random numbers in [0, 1).
         num_samples: N.
 
     Example:
@@ -81,7 +81,7 @@ def cluster_mates(
         >>> cluster_mates(one, torch.tensor([0]), two, torch.tensor([0, 1, 2, 3]), 3, torch.zeros(1), 9)
         tensor([[ 1,  3, -1]])
     """
-    names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)  # clusters, and in each the samples, side by side
+    names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)  # sorted by cluster, then by sample
     start_A = labels * num_samples
     first_A, own_A, after_A, end_A = (
         torch.searchsorted(names_S, name, right=right)
@@ -90,7 +90,7 @@ def cluster_mates(
     count_A = (own_A - first_A) + (end_A - after_A)
     step_A1 = (count_A // number).clamp(min=1).unsqueeze(1)
     turn_K = torch.arange(number, device=ids.device)
-    within_AK = ((chance * count_A).long().unsqueeze(1) + turn_K * step_A1) % count_A.clamp(min=1).unsqueeze(1)
+    within_AK = ((random * count_A).long().unsqueeze(1) + turn_K * step_A1) % count_A.clamp(min=1).unsqueeze(1)
     place_AK = first_A.unsqueeze(1) + within_AK
     place_AK = torch.where(place_AK < own_A.unsqueeze(1), place_AK, place_AK + (after_A - own_A).unsqueeze(1))
     there_AK = turn_K < count_A.unsqueeze(1)
@@ -98,7 +98,7 @@ def cluster_mates(
 
 
 def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> Tensor:
-    """(A, 1) place of the entry most similar to each of (A, D) keys; in full precision, as rounding to 16 bits changes many of the picks.
+    """(A, 1) place of the entry most similar to each of (A, D) keys. Computed in full precision, because 16 bits change many results.
 
     Example:
         >>> nearest(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 0]))
@@ -115,20 +115,20 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
 
 
 class SupportFramework(Framework, ABC):
-    """Abstract. Predictions of both views against keys that are retrieved, and against all of the support queue.
+    """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole support queue.
 
-    Each criterion has a predictor, or one serves all. The negatives are the queue of before the step without the anchor's own sample; then
-    the keys of both views of all ranks enter it in the order of ranks, in training, and only if the loss is finite. In the first step, when
-    it is empty, the batch's keys take its place.
+    Each criterion has a predictor, or all share one. The negatives are the entries of the queue before the step, without the anchor's own
+    sample. In training, the keys of both views of all ranks then enter the queue in rank order, but only if the loss is finite. In the
+    first step, when the queue is empty, the keys of the batch are used.
 
     Args:
-        encoder, head: of the queries; these are evaluated and exported. The keys' are a `MomentumCopy` of them.
+        encoder, head: encoder and head of the queries, which are evaluated and exported. Keys are made by a `MomentumCopy` of them.
         objective: equation 3.
-        num_samples: N; a queue that is not smaller is warned of.
+        num_samples: N. A queue that is not smaller causes a warning.
         queue_size: S.
-        momentum, momentum_schedule: of the copy.
+        momentum, momentum_schedule: see `MomentumCopy`.
         num_predictors: P.
-        predictor_size: width of their hidden layer.
+        predictor_size: width of the hidden layer of the predictors.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class SupportFramework(Framework, ABC):
 
     @abstractmethod
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(A, K, D) the keys of each row, and (A, H, K) whether they are positive, 1 or 0, under each criterion; below 0: no key.
+        """(A, K, D) keys of each row, and (A, H, K) whether they are positive (1) or not (0) under each criterion. Below 0 means no key.
 
-        `keys` (A, D) are those of the rows' own other views, of samples `ids` (A,). Reads only."""
+        `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not change the state."""
 
     def learn(self, keys: Tensor, ids: Tensor) -> None:
-        """Called once a step, in training, after a finite loss, with this rank's keys. Default: nothing."""
+        """Called once per training step after a finite loss, with the keys of this rank. Default: does nothing."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
@@ -171,7 +171,7 @@ class SupportFramework(Framework, ABC):
         support, support_ids = self.queue.candidates(keys, row_ids)
         with torch.no_grad():
             found_AKD, same_AHK = self.retrieve(keys, row_ids, support, support_ids)
-            degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)  # one prediction for all: P_c of equation 9
+            degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)  # one prediction for all criteria: P_c of equation 9
         positives = found_AKD.repeat_interleave(number, 0)
         pairs = Pairs(
             anchors,
@@ -182,18 +182,18 @@ class SupportFramework(Framework, ABC):
             2 * number,
             unit_candidates=True,
             degree=degree,
-            collected=keys,  # embeddings as `embed` has them, not predictions
+            collected=keys,  # embeddings as returned by `embed`, not predictions
         )
         loss = self.objective.on(pairs)
         if self.training:
-            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            sound = finite(loss)  # of the joined batch, so all ranks agree
             self.queue.push(keys, row_ids, sound)
             if not skips(sound):
                 self.learn(keys, row_ids)
         return loss
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) the momentum encoder's embedding, as the queue has it."""
+        """(B, D) unit-norm embeddings of the momentum encoder, as in the queue."""
         return F.normalize(self.slow(images), dim=-1)
 
     def after_step(self) -> None:

@@ -12,7 +12,6 @@ Dimension key: B batch, F features, H × W places.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, did_you_mean
 from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.resnet import ResNet, Stem, resnet10, resnet18, resnet34, resnet50
 from kinfolk.models.text import open_clip_model
@@ -166,8 +165,8 @@ def _installed(package: str, module: str) -> ModuleType:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else f" (there are {', '.join(list(names)[:8])})"
+    names = list(names)
+    return did_you_mean(name, names) or f" (there are {', '.join(names[:8])})"
 
 
 def _measure(module: nn.Module, input_size: int) -> int:

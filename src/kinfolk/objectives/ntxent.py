@@ -11,9 +11,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
+from kinfolk.kinship import EMPTY
 from kinfolk.objectives.base import Objective, Shared, positives
 
 
@@ -55,28 +58,48 @@ class NTXent(Objective):
             )
         self.positive_in_denominator, self.rescale_kept = positive_in_denominator, rescale_kept
 
+    @property
+    def reads_weight(self) -> bool:  # type: ignore[override]
+        return self.rescale_kept
+
     def terms(self, rows: Rows) -> Terms:
-        t = rows.temperature
+        t, lse_R = rows.temperature, rows.lse_R
+        if self.rescale_kept and rows.flagged_R is not None and rows.weight_R is not None:
+            # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
+            lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
+        if rows.own_RP.shape[1] == 1 and rows.kin_sum_R is None and self.positive_in_denominator:
+            return _of_one_positive(rows, lse_R)
         logit_RP = rows.own_RP / t
         number, sum_R = positives(rows)
         mean_R = sum_R / (number * t)
-        log_own_R = logit_RP.logsumexp(1) if self.positive_in_denominator else torch.full_like(mean_R, -torch.inf)
-        lse_R = rows.lse_R
-        if self.rescale_kept:  # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
-            lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
-        log_all_R = torch.logaddexp(log_own_R, lse_R)
         pull_R = torch.full_like(mean_R, -1.0) / (t * number)
-        push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t if self.positive_in_denominator else torch.zeros_like(logit_RP)
-        if not self.positive_in_denominator:  # a row without negatives has only its positives left
-            log_all_R = log_all_R.masked_fill(rows.lse_R == -torch.inf, 0.0)
+        if self.positive_in_denominator:
+            log_all_R = torch.logaddexp(logit_RP.logsumexp(1), lse_R)
+            push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t
+        else:  # a row without negatives has only its positives left
+            log_all_R, push_RP = lse_R.masked_fill(lse_R < EMPTY, 0.0), torch.zeros_like(logit_RP)
         return Terms(
             loss_R=log_all_R - mean_R,
             d_lse_R=torch.exp(lse_R - log_all_R),
             d_own_RP=push_RP + pull_R.unsqueeze(1),
             d_kin_R=pull_R,
-            d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t,
+            d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t if rows.learned else None,
         )
 
     def __repr__(self) -> str:
         usual = {"positive_in_denominator": True, "rescale_kept": False}
         return self._call(**{name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value})
+
+
+def _of_one_positive(rows: Rows, lse_R: Tensor) -> Terms:
+    """log(exp(s⁺/t) + exp(lse)) − s⁺/t as a function of lse − s⁺/t: its derivative is the share of the negatives."""
+    t, own_R = rows.temperature, rows.own_RP.squeeze(1)
+    apart_R = lse_R - own_R / t if isinstance(t, Tensor) else torch.sub(lse_R, own_R, alpha=1 / t)
+    push_R = torch.sigmoid(apart_R)
+    d_own_R = push_R / -t
+    return Terms(
+        loss_R=F.softplus(apart_R, threshold=60),
+        d_lse_R=push_R,
+        d_own_RP=d_own_R.unsqueeze(1),
+        d_temperature_R=d_own_R * own_R / -t if rows.learned else None,
+    )

@@ -45,7 +45,7 @@ class RelativeContrast(Objective):
         degree_RP = torch.ones_like(logit_RP) if rows.degree_RP is None else rows.degree_RP.to(logit_RP.dtype)
         absent_RP, pull_RP = degree_RP < 0, degree_RP.clamp(min=0)
         kin_sum_R = torch.zeros_like(rows.lse_R) if rows.kin_sum_R is None else rows.kin_sum_R
-        attracted_R = torch.zeros_like(rows.lse_R) if rows.kin_sum_R is None else rows.flagged_R
+        attracted_R = torch.zeros_like(rows.lse_R) if rows.kin_sum_R is None or rows.flagged_R is None else rows.flagged_R
         number_R = (~absent_RP).sum(1) + attracted_R
         log_all_RP = torch.logaddexp(logit_RP, lse_R1)
         kin_R = torch.where(attracted_R > 0, attracted_R * rows.lse_R - kin_sum_R / t, 0.0)

@@ -8,15 +8,14 @@ Dimension key: A anchors, R rows of a block, b samples of a block, P own positiv
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.averaged import Averaged
 from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.moving_average import Averaged
 from kinfolk.pairs import Pairs
 
 _NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size: iSogCLR's published values
@@ -79,37 +78,37 @@ class RobustContrast(Averaged):
         return self.store.read(pairs.ids)["temperature"].to(pairs.anchors.dtype).repeat_interleave(pairs.num_views)
 
     def terms(self, rows: Rows) -> Terms:
-        t = rows.temperature
+        t, weight_R = rows.temperature, rows.weight_R
+        assert weight_R is not None
         number, sum_R = positives(rows)
-        mean_R, bare_R = sum_R / number, rows.weight_R == 0  # no negatives at all: the positives alone are left
-        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log() - mean_R / t, bare_R)
+        mean_R, bare_R = sum_R / number, weight_R == 0  # no negatives at all: only the positives are left
+        log_g_R = (rows.lse_R - weight_R.log() - mean_R / t).masked_fill(bare_R, torch.nan)
+        log_u_R, stored_b = self.averaged(rows, log_g_R)
         if self.epsilon:
             log_u_R = torch.logaddexp(log_u_R, torch.full_like(log_u_R, math.log(self.epsilon)))
         ratio_R = torch.exp(log_g_R - log_u_R)
-        pull_R = -torch.where(bare_R, 1.0, ratio_R) / number
+        pull_R = -ratio_R.masked_fill(bare_R, 1.0) / number
         share = 0.5 if self.halved else 1.0
-        d_temperature_R = torch.where(bare_R, 0.0, share * log_u_R + ratio_R * mean_R / t) + share * self.rho
+        d_temperature_R = (share * log_u_R + ratio_R * mean_R / t).masked_fill(bare_R, 0.0) + share * self.rho
+        state = [stored_b]
         if self.individual_lr is not None and rows.mean_sim_R is not None:
-            whole_R = d_temperature_R - torch.where(bare_R, 0.0, ratio_R * rows.mean_sim_R / t)
-            update = {**update, **self._stepped(rows, whole_R, bare_R)}
+            state += self._stepped(rows, d_temperature_R - ratio_R * rows.mean_sim_R / t)
         return Terms(
             loss_R=torch.where(bare_R, -mean_R, t * log_u_R) + self.rho * t,
-            d_lse_R=torch.where(bare_R, 0.0, t * ratio_R),
+            d_lse_R=(t * ratio_R).masked_fill(bare_R, 0.0),
             d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
             d_kin_R=pull_R,
             d_temperature_R=d_temperature_R,
-            update=update,
+            update={"state": torch.stack(state, 1)},
         )
 
-    def _stepped(self, rows: Rows, gradient_R: Tensor, bare_R: Tensor) -> Mapping[str, Tensor]:
-        """(b,) the samples' temperatures after a step with momentum; as they are without negatives."""
+    def _stepped(self, rows: Rows, gradient_R: Tensor) -> tuple[Tensor, Tensor]:
+        """(b,), (b,) the samples' temperatures after a step with momentum, and the momentum; NaN where the gradient is."""
         assert self.individual_lr is not None
         state = self.store.read(rows.ids)
         gradient_b = gradient_R.clamp(-_CLIP, _CLIP).view(-1, rows.num_views).mean(1).to(state["momentum"].dtype)
         momentum_b = (1 - _NEW) * state["momentum"] + _NEW * gradient_b
-        stepped_b = (state["temperature"] - self.individual_lr * momentum_b).clamp(self.lowest, self.highest)
-        idle_b = bare_R.view(-1, rows.num_views).any(1)
-        return {"temperature": state["temperature"].where(idle_b, stepped_b), "momentum": state["momentum"].where(idle_b, momentum_b)}
+        return (state["temperature"] - self.individual_lr * momentum_b).clamp(self.lowest, self.highest), momentum_b
 
     def __repr__(self) -> str:
         shown = {"num_samples": self.num_samples, "gamma": self.gamma, "rho": self.rho, "epsilon": self.epsilon}

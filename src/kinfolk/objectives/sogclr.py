@@ -9,8 +9,8 @@ import torch
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.averaged import Averaged
 from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.moving_average import Averaged
 
 
 class SogCLR(Averaged):
@@ -22,7 +22,7 @@ class SogCLR(Averaged):
         gradient mean_i( −∇s_i,pos + (t / u_i) ∇ĝ_i )
 
     With `attract`, kin are positives too (mean of similarities) and, like the own positive, leave ĝ. State per sample: u, kept as its
-    logarithm so that no temperature overflows, and whether the sample was seen. Both views read the same old u; the mean of their two
+    logarithm so that no temperature overflows; 0 before the first visit. Both views read the same old u; the mean of their two
     new values is stored. With γ = 1 the gradient is that of −s_pos + t·log ĝ of the batch.
 
     Args:
@@ -48,20 +48,25 @@ class SogCLR(Averaged):
         super().__init__(num_samples, temperature, gamma, **shared)
 
     def terms(self, rows: Rows) -> Terms:
-        t = rows.temperature
-        bare_R = rows.weight_R == 0  # no negatives at all: nothing to estimate
-        log_g_R, log_u_R, update = self._averaged(rows, rows.lse_R - rows.weight_R.log(), bare_R)
-        ratio_R = torch.where(bare_R, 0.0, torch.exp(log_g_R - log_u_R))
-        log_u_R = torch.where(bare_R, 0.0, log_u_R)
+        t, weight_R = rows.temperature, rows.weight_R
+        assert weight_R is not None
+        bare_R = weight_R == 0  # no negatives at all: nothing to estimate, and only the positives are left
+        log_g_R = (rows.lse_R - weight_R.log()).masked_fill(bare_R, torch.nan)
+        log_u_R, stored_b = self.averaged(rows, log_g_R)
         number, sum_R = positives(rows)
-        pull_R = torch.full_like(sum_R, -1.0) / number
+        if isinstance(number, float):
+            pull_RP, pulled_R, d_kin_R = torch.full_like(rows.own_RP, -1 / number), sum_R if number == 1 else sum_R / number, None
+        else:
+            d_kin_R = -number.reciprocal()
+            pull_RP, pulled_R = d_kin_R.unsqueeze(1).expand_as(rows.own_RP), sum_R / number
+        weighted_R = (t * log_u_R).masked_fill(bare_R, 0.0)
         return Terms(
-            loss_R=t * log_u_R + pull_R * sum_R,
-            d_lse_R=t * ratio_R,
-            d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=pull_R,
-            d_temperature_R=log_u_R,
-            update=update,
+            loss_R=weighted_R - pulled_R,
+            d_lse_R=(t * torch.exp(log_g_R - log_u_R)).masked_fill(bare_R, 0.0),
+            d_own_RP=pull_RP,
+            d_kin_R=d_kin_R,
+            d_temperature_R=weighted_R / t if rows.learned else None,
+            update={"state": stored_b.unsqueeze(1)},
         )
 
     def __repr__(self) -> str:

@@ -1,14 +1,10 @@
-"""Figures as the plain dictionaries that plotly.js draws.
+"""Figures of the report: curves over the epochs, and the distribution of the samples' thresholds.
 
-Colours are names of the page's palette (`accent`, `second`, `third`); the page puts in the values of the light or the dark theme.
-
-The thresholds of the samples: learned ones beside the exact quantiles, and beside what FNC goes by in a batch.
-
-GloFND paper, Figure 3a; for rings both of their bounds.
+A figure is a plain dictionary for plotly.js. Colours are names of the page's palette (`accent`, `second`, `third`), which the page
+replaces by the values of the light or the dark theme. The threshold panel shows learned thresholds, exact quantiles, and what FNC would
+use in a batch (GloFND paper, Figure 3a); for rings it shows both bounds.
 
 Dimension key: M samples that are compared, R rows of a block.
-
-The curves of a run over its epochs.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
-from kinfolk.detectors.quantile import batch_quantile
+from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -35,7 +31,7 @@ BINS = 60
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure with its heading, and a sentence that says in words what it shows."""
+    """A figure with its heading and a description of its content for screen readers."""
 
     id: str
     title: str
@@ -45,7 +41,7 @@ class Panel:
 
 
 def line(name: str, x: Any, y: Any, colour: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
-    """A curve; what is not finite is a gap in it."""
+    """A curve; values that are not finite become gaps."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -66,7 +62,7 @@ def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
 
 
 def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
-    """Histograms of several groups as lines over the same bins, each the share of its group: (name, values, colour, dash)."""
+    """Histograms of several groups, given as (name, values, colour, dash), as lines over the same bins; each is normalised to its group."""
     arrays = [(name, np.asarray(values), colour, dash) for name, values, colour, dash in groups]
     finite = [(name, array[np.isfinite(array)], colour, dash) for name, array, colour, dash in arrays]
     finite = [group for group in finite if len(group[1])]
@@ -83,7 +79,7 @@ def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]
 
 
 def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> dict[str, Any]:
-    """A panel's figure; `share`: the values are shares, shown in per cent."""
+    """The figure of a panel. With `share` the y axis is in percent."""
     layout: dict[str, Any] = {
         "height": 220,
         "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
@@ -99,7 +95,8 @@ def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> d
 
 @dataclass(frozen=True)
 class Bound:
-    """A similarity that a share of an anchor's negatives lies above; (M,) as it was learned, where it was."""
+    """A bound on the similarity: `above` is the share of an anchor's negatives above it, `learned` (M,) the learned values if there are
+    any."""
 
     name: str
     above: float
@@ -107,7 +104,7 @@ class Bound:
 
 
 def bounds_of(compared: Compared) -> list[Bound]:
-    """The bounds that the detector goes by; empty for one without any."""
+    """The bounds of the run's detector; empty for a detector without bounds."""
     detector: Detector | None = compared.detector
     while isinstance(detector, StartAt):
         detector = detector.detector
@@ -123,7 +120,7 @@ def bounds_of(compared: Compared) -> list[Bound]:
 
 
 def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
-    """One panel: the distribution of each bound. Empty where the detector has none, or there are too few samples to tell."""
+    """One panel with the distribution of each bound; empty if the detector has none or there are too few samples."""
     bounds = bounds_of(compared)
     if not bounds or len(compared.ids) < 3:
         return []
@@ -140,7 +137,7 @@ def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
 
 
 def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
-    """(M,) for each bound: the quantile over all the other samples."""
+    """(M,) for each bound, the exact quantile over all other samples."""
     levels: list[list[Tensor]] = [[] for _ in bounds]
     number = len(compared.ids) - 1
     for _, sim_RM, _ in compared.blocks():
@@ -151,7 +148,7 @@ def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
 
 
 def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -> Tensor:
-    """(M,) the similarity of the last that FNC flags, in batches drawn at random."""
+    """(M,) the lowest similarity that FNC flags in random batches."""
     order = torch.randperm(len(compared.ids), generator=generator(seed, "batches"))
     levels = torch.empty(len(order))
     for batch in order.tensor_split(max(1, len(order) // batch_size)):
@@ -168,7 +165,7 @@ def _thresholds(bound: Bound, exact_M: Tensor, batch_M: Tensor, batch_size: int)
     for name, level_M, *_ in groups:
         if name != "exact":
             described += f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on average"
-    note = f"with {bound.above:.4g} above: exact over {len(exact_M):,} samples, FNC in batches of {batch_size:,}"
+    note = f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in batches of {batch_size:,}"
     return Panel("levels", "Thresholds of the samples", note, described, figure(outlines(groups), "similarity", share=True))
 
 
@@ -178,7 +175,7 @@ def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs: metric name, name in the legend and palette colour of each line."""
+    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and palette colour of each."""
 
     id: str
     title: str
@@ -191,7 +188,7 @@ class Curve:
 CURVES = (
     Curve("loss", "Loss", "mean over the epoch", (("loss", "Loss", "accent"),)),
     Curve("knn", "kNN accuracy", "weighted kNN on the encoder's features", (("knn", "kNN", "accent"),), percent=True),
-    Curve("flagged", "Flagged pairs", "share of the negatives taken for kin", (("flagged", "Flagged", "accent"),), True, True),
+    Curve("flagged", "Flagged pairs", "share of the negatives flagged as kin", (("flagged", "Flagged", "accent"),), True, True),
     Curve(
         "detection",
         "Detection",
@@ -202,44 +199,44 @@ CURVES = (
     Curve(
         "anchor_detection",
         "Detection per anchor",
-        "the same for each anchor, mean over the anchors",
+        "computed for each anchor, mean over the anchors",
         (("anchor_precision", "Precision", "accent"), ("anchor_recall", "Recall", "second"), ("anchor_f1", "F1", "third")),
         percent=True,
     ),
     Curve(
         "clusters",
         "Clusters",
-        "pseudo-labels of the first level against the labels; NMI is divided by {entropy}",
+        "pseudo-labels of the first level against the labels; NMI is normalised by {entropy}",
         (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
         percent=True,
     ),
     Curve(
         "similarity",
         "Similarity",
-        "anchors with their positives, and with negatives of their label",
+        "of anchors to their positives, and to negatives with the same label",
         (("tp_similarity", "True positives", "accent"), ("fn_similarity", "False negatives", "second")),
     ),
     Curve(
         "features_nmi",
         "NMI of the features",
-        "k-means on the encoder's features against the labels, mean over seeds, divided by {entropy}",
+        "k-means on the encoder's features against the labels, mean over seeds, normalised by {entropy}",
         (("features_nmi", "NMI", "accent"),),
         percent=True,
     ),
     Curve(
         "hierarchy",
         "Hierarchy",
-        "samples that conform to it, that are clustered at its top, and in the largest cluster there",
+        "share of samples that conform to it, are clustered at its top level, and are in the largest cluster there",
         (("conforming", "Conforming", "accent"), ("clustered", "Clustered", "second"), ("largest_cluster", "Largest", "third")),
         percent=True,
     ),
-    Curve("temperature", "Temperature", "of the loss of image and text", (("temperature", "Temperature", "accent"),), from_zero=True),
+    Curve("temperature", "Temperature", "of the image-text loss", (("temperature", "Temperature", "accent"),), from_zero=True),
     Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
     Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
     Curve(
         "cost",
         "Cost of an epoch",
-        "seconds of its steps, and of embedding and clustering before them",
+        "seconds of the steps, and of embedding and clustering before them",
         (("seconds", "Steps", "accent"), ("refresh_seconds", "Refresh", "second")),
         from_zero=True,
     ),
@@ -250,11 +247,11 @@ ENTROPIES = {
     "min": "the smaller entropy",
     "max": "the larger entropy",
 }
-"""What NMI is divided by, for each setting of `knn.nmi_normaliser`."""
+"""Normaliser of NMI in words, for each setting of `knn.nmi_normaliser`."""
 
 
 def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic") -> list[Panel]:
-    """One panel for each curve the run has at least one finite value of. `normaliser`: of the run's NMI."""
+    """One panel for each curve with at least one finite value. `normaliser` is the setting of the run's NMI."""
     panels = []
     for curve in CURVES:
         lines = {name: _points(epochs, name) for name, _, _ in curve.lines}

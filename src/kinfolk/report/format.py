@@ -1,8 +1,6 @@
-"""What was run: the papers behind the method, and the settings a reader asks for first.
+"""Text and numbers of the report, formatted for the page: papers, facts, tiles, results, data, configuration.
 
-Accuracy at shares of the labels: GloFND paper, Figure 4.
-
-What the page says of a run in words and figures: tiles, facts, results, data, configuration.
+`fraction_panels` draws the accuracy at fractions of the labels (GloFND paper, Figure 4).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from kinfolk.report.run_summary import Record
 
 
 def papers_of(record: Record) -> list[tuple[str, str]]:
-    """Name and paper of the framework and the detector; empty for a method this version does not know."""
+    """Name and paper of the framework and the detector; empty for a method unknown to this version."""
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.frameworks.registry import parse
@@ -34,7 +32,7 @@ def papers_of(record: Record) -> list[tuple[str, str]]:
 
 
 def facts_of(record: Record) -> list[tuple[str, str]]:
-    """Label and value of each fact the run states."""
+    """Label and value of the main settings, as far as the run records them."""
     config, meta = record.config, record.meta
     model, optimizer = _section(config, "model"), _section(config, "optimizer")
     width = f", width {model['width']}" if model.get("width") else ""
@@ -54,12 +52,12 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
 
 
 def normaliser_of(record: Record) -> str:
-    """What the run divided its NMI by; runs of earlier versions do not say, and took the arithmetic mean."""
+    """The normaliser of the run's NMI; runs of earlier versions do not record it and used the arithmetic mean."""
     return str(_section(record.config, "knn").get("nmi_normaliser", "arithmetic"))
 
 
 def _versions(meta: Mapping[str, Any]) -> str:
-    """What the run recorded, or what is installed now."""
+    """Versions that the run recorded, or else those installed now."""
     inner = meta.get("meta")
     recorded = inner.get("versions") if isinstance(inner, Mapping) else None
     if isinstance(recorded, Mapping):
@@ -75,11 +73,11 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 LINES = {"semi": ("linear probe", "accent"), "finetune": ("fine-tuning", "second")}
 Point = tuple[float, float, float | None]
-"""Share of the labels, accuracy, and its deviation where there is one."""
+"""Fraction of the labels, accuracy, and its standard deviation if there is one."""
 
 
 def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """One panel with a line for each protocol that measured at shares of the labels; none without such."""
+    """One panel with a line for each protocol that measured at fractions of the labels; empty without such results."""
     found = {each["protocol"]: points(each) for each in results if each.get("protocol") in LINES}
     found = {name: found[name] for name in LINES if found.get(name)}
     if not found:
@@ -92,15 +90,17 @@ def fraction_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
         more: dict[str, Any] = {"error_y": bars} if any(deviations) else {}
         traces.append(line(label, shares, accuracies, colour, mode="lines+markers", hovertemplate="%{y:.2%}", **more))
         described.append(f"{label}: " + ", ".join(f"{accuracy:.1%} with {share:.4g} of the labels" for share, accuracy, _ in values))
-    drawn = figure(traces, "share of the labels", share=True)
+    drawn = figure(traces, "fraction of the labels", share=True)
     ticks = sorted({share for values in found.values() for share, _, _ in values})
     drawn["layout"]["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [f"{100 * share:.4g} %" for share in ticks]}
     drawn["layout"]["yaxis"]["rangemode"] = "normal"
-    return [Panel("fractions", "Accuracy at shares of the labels", "mean over the draws, and their deviation", "; ".join(described), drawn)]
+    return [
+        Panel("fractions", "Accuracy at fractions of the labels", "mean and standard deviation over draws", "; ".join(described), drawn)
+    ]
 
 
 def points(result: Mapping[str, Any]) -> list[Point]:
-    """What a protocol measured, by share; what is not there or not a number is passed over."""
+    """Accuracy by fraction; entries that are missing or not numbers are skipped."""
     rows = result.get("fractions")
     rows = rows if isinstance(rows, list) else []
     found = [
@@ -139,13 +139,13 @@ NAMES = {
     "mtnr": "MTNR",
     "nmi": "NMI",
 }
-"""Figures of results that are shares, as a reader knows them."""
+"""Names of results that are shares."""
 MAX_ROWS = 12
 MAX_FILES = 200
 
 
 def number(value: Any) -> str:
-    """A setting or a result as a person writes it."""
+    """A setting or a result in readable form."""
     if value is None or value in ("", [], {}, ()):
         return "—"
     if isinstance(value, bool):
@@ -188,7 +188,7 @@ def summary(record: Record) -> str:
 
 
 def tiles(record: Record) -> list[tuple[str, str, str]]:
-    """Name, value and note of the run's headline figures; only those it has."""
+    """Name, value and note of the tiles at the top, for the metrics that the run has."""
     found = []
     epochs = len(record.epochs)
     if (knn := record.last("knn")) is not None:
@@ -236,7 +236,7 @@ def results(record: Record) -> list[dict[str, Any]]:
 
 
 def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What else it says: accuracies at shares of the labels and of several data sets, figures, settings."""
+    """Everything else in a result: accuracies at fractions of the labels or on several data sets, other metrics, settings."""
     own = [(str(each.get("name")), percent(each.get("accuracy"))) for each in _rows(result, "sets")]
     shares = [each for each in _rows(result, "fractions") if isinstance(each.get("fraction"), (int, float))]
     own += [(each.get("subset") or f"{100 * each['fraction']:g} %", _with_top5(each)) for each in shares]
@@ -263,7 +263,7 @@ def _with_top5(row: Mapping[str, Any]) -> str:
 
 
 def bars(counts: Iterable[tuple[str, int]], limit: int = MAX_ROWS) -> list[dict[str, Any]]:
-    """Rows of a bar list, the largest bar full."""
+    """Rows of a bar list; the largest value fills its bar."""
     rows = list(counts)[:limit]
     largest = max((count for _, count in rows), default=1)
     return [{"name": name, "count": f"{count:,}", "share": round(100 * count / largest, 1)} for name, count in rows]
@@ -282,7 +282,7 @@ def data_tables(record: Record) -> list[dict[str, Any]]:
 
 
 def quarantine(record: Record) -> dict[str, Any] | None:
-    """How many files were refused and why; None where all were read."""
+    """Number of refused files and the reasons; None if all were read."""
     if not record.quarantine:
         return None
     reasons: dict[str, int] = {}
@@ -290,7 +290,7 @@ def quarantine(record: Record) -> dict[str, Any] | None:
         reasons[reason] = reasons.get(reason, 0) + 1
     count = len(record.quarantine)
     return {
-        "sentence": f"{count:,} file{' was' if count == 1 else 's were'} refused and took no part in the training.",
+        "sentence": f"{count:,} file{' was' if count == 1 else 's were'} refused and not used for training.",
         "reasons": bars(sorted(reasons.items(), key=lambda row: -row[1])),
         "files": record.quarantine[:MAX_FILES],
         "rest": f"and {count - MAX_FILES:,} more in quarantine.csv" if count > MAX_FILES else "",

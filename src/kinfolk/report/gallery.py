@@ -1,12 +1,10 @@
-"""Anchors and their kin: whom the run's detector flags among the training samples of the map, asked after the training.
+"""Galleries of the report: anchors with their kin, and for image-text runs the retrieval in both directions.
 
-Every sample is seen in one view of the training's augmentation, since that is what detectors meet and learn their thresholds on.
+The run's detector is applied after the training to the training samples of the map. Each sample is embedded from one augmented view,
+because detectors see augmented views in training and learn their thresholds on them.
 
-Dimension key: N samples of the map, M training samples among them, D embedding, R rows of a block, K kin that are shown.
-
-What a run of two towers finds: captions by pictures, pictures by captions, and whom its detector flags among them.
-
-Dimension key: N training samples, I images, M captions, D embedding, Q queries, C candidates.
+Dimension key: N samples of the map (in `draw_retrieval`: training samples), M training samples among them (captions), D embedding, R rows
+of a block, K kin shown, I images, Q queries, C candidates.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from torch import Tensor
 from kinfolk.data.text import TextData, every_caption
 from kinfolk.embedding import embed
 from kinfolk.errors import without_controls
-from kinfolk.report.maps import choose, data_uri, square_pictures
-from kinfolk.seeding import generator
+from kinfolk.report.maps import choose, data_uri, square_images
+from kinfolk.seeding import generator, kept_random_state
 from kinfolk.training.build import learns_from_text
-from kinfolk.training.load_run import kin_of, trained
+from kinfolk.training.load_run import flagged_candidates, load_framework
 from kinfolk.training.run_folder import Run
 
 if TYPE_CHECKING:
@@ -49,10 +47,10 @@ class Compared:
     """Training samples that are compared with each other.
 
     Args:
-        places: (M,) where they stand among the samples of the map.
+        places: (M,) positions among the samples of the map.
         ids: (M,) sample ids.
         embedding: (M, D) unit norm.
-        detector: of the run; None where it has none, or several that each see one direction.
+        detector: the run's detector; None if it has none, or one for each direction.
     """
 
     places: NDArray[np.int64]
@@ -61,7 +59,7 @@ class Compared:
     detector: Detector | None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Some anchors at a time: which, (R, M) similarities with −inf at the anchor's own, and (R, M) where that is."""
+        """Yields some anchors at a time: their slice, (R, M) similarities with −inf at the anchor itself, and the (R, M) mask of those."""
         for start in range(0, len(self.ids), ROWS):
             rows = slice(start, start + ROWS)
             own_RM = self.ids[rows].unsqueeze(1) == self.ids
@@ -73,11 +71,11 @@ class Gallery:
     """Each anchor with its closest kin.
 
     Args:
-        anchors: (M,) places on the map.
-        kin, similarity: (M, K) places and cosines, the closest first; −1 and −inf where there are fewer.
-        flagged, right: (M,) number of kin in all, and of those with the anchor's label; None without a detector, without labels.
-        thresholds: (M,) learned ones, where there are any.
-        has_labels: whether right and wrong can be told.
+        anchors: (M,) positions on the map.
+        kin, similarity: (M, K) positions and cosines, the closest first; −1 and −inf where there are fewer.
+        flagged, right: (M,) number of all kin and of kin with the anchor's label; None without a detector or without labels.
+        thresholds: (M,) learned thresholds, if there are any.
+        has_labels: whether kin can be marked as right or wrong.
     """
 
     anchors: NDArray[np.int64]
@@ -94,14 +92,15 @@ class Gallery:
 
     @property
     def intro(self) -> str:
-        """What is shown, and what the marks mean."""
-        who = f"{len(self.anchors):,} training samples, each in one view of the training's augmentation"
-        what = "the closest to each" if self.flagged is None else "the closest of those the detector flags as kin of each"
-        marks = " ✓ marks the anchor's label, ✗ another." if self.has_labels else ""
-        return f"Among {who}: {what}, with the similarity.{marks} Click a picture to make it the anchor; arrow keys walk."
+        """The sentences above the gallery."""
+        samples = f"{len(self.anchors):,} training samples, each embedded from one augmented view"
+        kin = "with its nearest neighbours" if self.flagged is None else "with the closest samples that the detector flags as its kin"
+        marks = " ✓ marks the anchor's label, ✗ another label." if self.has_labels else ""
+        note = "" if self.flagged is None else " Kin are samples flagged as likely false negatives."
+        return f"{samples}, {kin}, and their similarity.{note}{marks} Click an image to make it the anchor, or use the arrow keys."
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script shows."""
+        """Data for the page's script."""
         order = np.random.default_rng(0).permutation(len(self.anchors))  # samples are often sorted by class
         kin, similarity = self.kin[order], self.similarity[order]
         rows = list(zip(kin, similarity, kin >= 0, strict=True))
@@ -119,22 +118,22 @@ class Gallery:
 def compare(
     framework: Framework, data: ImageData, views: Views, ids_N: NDArray[np.int64], seed: int, *, progress: bool = False
 ) -> Compared:
-    """Embeds the training samples among `ids_N`; the framework is in evaluation mode."""
+    """Embeds the training samples among `ids_N`; the framework must be in evaluation mode."""
     places = np.flatnonzero(ids_N < data.num_train)
     ids_M = torch.from_numpy(ids_N[places])
-    drawn = _Drawn(views, generator(seed, "report"))
-    embedding = embed(framework, data, drawn, ids_M, progress=progress, projected=True)
+    augmented = _Augmented(views, generator(seed, "report"))
+    embedding = embed(framework, data, augmented, ids_M, progress=progress, projected=True)
     detectors = framework.detectors
     return Compared(places, ids_M, embedding, detectors[0] if len(detectors) == 1 else None)
 
 
 def find_kin(compared: Compared, labels: Tensor | None, thresholds: Tensor | None = None) -> Gallery:
-    """Asks the detector about all pairs; without one the nearest are shown, flagged or not. `labels`: (all samples,), −1 unknown."""
+    """Applies the detector to all pairs; without a detector the nearest neighbours are shown. `labels`: (all samples,), −1 unknown."""
     detector, ids_M = compared.detector, compared.ids
     label_M = None if labels is None else labels[ids_M]
     kin, similarity, flagged, right = [], [], [], []
     for rows, sim_RM, own_RM in compared.blocks():
-        kin_RM = ~own_RM if detector is None else kin_of(detector, sim_RM, ids_M[rows], ids_M, own_RM)
+        kin_RM = ~own_RM if detector is None else flagged_candidates(detector, sim_RM, ids_M[rows], ids_M, own_RM)
         nearest = sim_RM.masked_fill(~kin_RM, -torch.inf).topk(min(SHOWN, len(ids_M)), dim=1)
         kin.append(nearest.indices.masked_fill(nearest.values == -torch.inf, -1))
         similarity.append(nearest.values)
@@ -154,8 +153,8 @@ def find_kin(compared: Compared, labels: Tensor | None, thresholds: Tensor | Non
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """Augmented views in the place of the plain ones of an evaluation."""
+class _Augmented:
+    """Augmented views in place of the plain views of an evaluation."""
 
     views: Views
     draw: torch.Generator
@@ -169,7 +168,7 @@ NUM_IMAGES, NUM_QUERIES, NUM_RESULTS, SIDE = 500, 6, 6, 112
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture, with its key, or a caption."""
+    """An image with its key, or a caption."""
 
     text: str
     uri: str = ""
@@ -177,7 +176,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Result:
-    """One of the nearest: `mark` is "own" for a known positive, "kin" for one that the detector flags, or empty."""
+    """One of the nearest candidates: `mark` is "own" for a known positive, "kin" for a flagged candidate, or empty."""
 
     shown: Shown
     similarity: float
@@ -186,7 +185,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Query:
-    """A query, its nearest candidates in order, and how many of all candidates are flagged."""
+    """A query, its nearest candidates in order, and the number of flagged candidates."""
 
     shown: Shown
     results: Sequence[Result]
@@ -195,7 +194,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Side:
-    """The pictures or the captions: (C, D) embeddings, (C,) sample ids, and how each is shown."""
+    """The images or the captions: (C, D) embeddings, (C,) sample ids, and a function that returns what to show of each."""
 
     embeddings: Tensor
     ids: Tensor
@@ -203,10 +202,10 @@ class Side:
 
 
 def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False) -> Markup | None:
-    """The section of the page; None for a run that did not learn from captions.
+    """The retrieval section of the page; None for a run without captions.
 
-    Queries and candidates are training samples, since a detector has learned of these alone: some pictures, each once, and all their
-    captions.
+    Queries and candidates are training samples, because a detector has state for these only: a random part of the images, each once, and
+    all their captions.
     """
     if not learns_from_text(opened.config):
         return None
@@ -221,8 +220,8 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
     by_image: Detector | None = None
     by_text: Detector | None = None
     if "+" in opened.config.method:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            by_image, by_text = trained(opened.config, Run(opened.path), data, towers.tokenizer).detectors
+        with kept_random_state():
+            by_image, by_text = load_framework(opened.config, Run(opened.path), data, towers.tokenizer).detectors
     return render(
         _found(images, texts, text.groups, by_image, seed),
         _found(texts, images, text.groups, by_text, seed),
@@ -232,11 +231,11 @@ def draw_retrieval(opened: OpenedRun, data: ImageData, *, progress: bool = False
 
 
 def _found(queries: Side, others: Side, groups: Tensor, detector: Detector | None, seed: int) -> list[Query]:
-    """What some of one side, drawn at random, find on the other."""
+    """Nearest candidates on the other side for random queries of one side."""
     at_Q = torch.from_numpy(choose(len(queries.ids), seed, NUM_QUERIES))
     ids_Q, sim_QC = queries.ids[at_Q], queries.embeddings[at_Q] @ others.embeddings.T
     own_QC = groups[ids_Q][:, None] == groups[others.ids]
-    kin_QC = torch.zeros_like(own_QC) if detector is None else kin_of(detector, sim_QC, ids_Q, others.ids, own_QC)
+    kin_QC = torch.zeros_like(own_QC) if detector is None else flagged_candidates(detector, sim_QC, ids_Q, others.ids, own_QC)
     nearest = sim_QC.topk(min(NUM_RESULTS, len(others.ids)), dim=1)
     found = []
     for row, (at, similarities, columns) in enumerate(zip(at_Q.tolist(), nearest.values.tolist(), nearest.indices.tolist(), strict=True)):
@@ -247,7 +246,7 @@ def _found(queries: Side, others: Side, groups: Tensor, detector: Detector | Non
 
 
 def render(by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, detects: bool) -> Markup:
-    """The section as HTML; every word of the run is escaped."""
+    """The section as HTML; all text of the run is escaped."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -261,5 +260,5 @@ def render(by_image: Sequence[Query], by_text: Sequence[Query], *, method: str, 
 def _uri(data: ImageData, id: Tensor) -> str:
     from PIL import Image
 
-    (picture,) = square_pictures(data, id[None].numpy(), SIDE)
-    return data_uri(Image.fromarray(picture), quality=80)
+    (square,) = square_images(data, id[None].numpy(), SIDE)
+    return data_uri(Image.fromarray(square), quality=80)

@@ -1,7 +1,7 @@
-"""A page of kinfolk: one HTML file that needs nothing else, neither a network nor a neighbour on disk.
+"""Composes an HTML page as one file that needs no network and no other file.
 
-Every word of the data passes through the template's escaping; what the scripts read is JSON without a single angle bracket; and the page's
-own policy lets no other script run and nothing be fetched.
+All text of the data is escaped by the template, scripts read JSON without angle brackets, and the page's content security policy allows no
+other script and no request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kinfolk.errors import without_controls
 from kinfolk.files import write_text
 
 Part = tuple[str, str]
-"""Package and name of a file that a page is made of."""
+"""Package and name of a file of a page."""
 HERE = "kinfolk.report"
 
 
@@ -36,13 +36,13 @@ def compose(
     """The text of a page.
 
     Args:
-        template: extends `shell.html`.
-        scripts: run one after the other, after `shell.js`.
-        data: what they read, by its name; None is left out.
-        title: of the browser's tab.
-        sections: id and name of each, for the bar at the top.
-        sheet: data URI of the pictures that tiles show.
-        words: what else the template names.
+        template: the template, which extends `shell.html`.
+        scripts: scripts that run in this order after `shell.js`.
+        data: what the scripts read, by name; None is left out.
+        title: title of the browser's tab.
+        sections: id and name of each section, for the bar at the top.
+        sheet: data URI of the sprite sheet with the images of the tiles.
+        words: other variables of the template.
     """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
@@ -51,7 +51,7 @@ def compose(
     package, name = template
     files = {"shell.html": HERE, "parts.html": HERE, name: package}
     environment = Environment(
-        loader=FunctionLoader(lambda asked: _file(files[asked], asked)),
+        loader=FunctionLoader(lambda name: _file(files[name], name)),
         autoescape=True,
         finalize=without_controls,
         undefined=StrictUndefined,
@@ -77,18 +77,18 @@ def compose(
 
 
 def write_page(path: Path, page: str) -> None:
-    """Writes the file whole or not at all. A name that is not valid Unicode reaches us with lone surrogates."""
+    """Writes the file atomically. File names that are not valid Unicode contain lone surrogates, which are replaced."""
     write_text(path, page.encode("utf-8", "replace").decode())
 
 
 def script_json(value: Any) -> str:
-    """JSON that can stand in a script element: no character in it can end the element or open another."""
+    """JSON for a script element; no character in it can end the element or open another."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def policy(*scripts: str) -> str:
-    """Content security policy: only these scripts, pictures inside the page, no network."""
+    """Content security policy that allows these scripts, images inside the page, and no network."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"

@@ -1,18 +1,8 @@
-"""The sample grid: a few pictures beside the augmented views the training made of them.
+"""Images of the report: the embedding map with its thumbnails, the maps of several epochs, and the grid of augmented views.
 
-Dimension key: S samples, V views, H, W picture.
+The maps of several epochs show each snapshot with the pseudo-labels of its epoch (IFND paper, Figure 3).
 
-The embedding through the training: a map of each snapshot, side by side, with the pseudo-labels of its time (IFND paper, Figure 3).
-
-Dimension key: S samples of the snapshots, D embedding.
-
-What the report draws of the pictures: the embedding map with its thumbnails, and the grid of views.
-
-Dimension key: N samples on the map, F features, V views, B pictures, C channels, H, W picture.
-
-The embedding map: features laid out in the plane, and the pictures of its points in one sprite sheet.
-
-Dimension key: N samples on the map, F features, H, W picture.
+Dimension key: N samples on the map, S samples of the snapshots, F features, V views, B images, C channels, H, W image.
 """
 
 from __future__ import annotations
@@ -39,12 +29,12 @@ if TYPE_CHECKING:
 NUM_SAMPLES = 6
 NUM_VIEWS = 6
 GAP = 0.12
-"""Distance between the pictures of a strip, as a share of their width."""
+"""Distance between the images of a strip, as a share of their width."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One sample: the original, a gap, its views; as one picture."""
+    """One sample as one image: the original, a gap, and its views."""
 
     key: str
     label: str
@@ -55,7 +45,7 @@ class Strip:
 
 
 def strip(key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDArray[np.uint8]) -> Strip:
-    """Puts the original and its views in a row on a transparent ground."""
+    """Places the original and its views in a row on a transparent background."""
     from PIL import Image
 
     size = int(views_VHW3.shape[1])
@@ -74,7 +64,7 @@ def strip(key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDA
 
 @dataclass(frozen=True)
 class Stage:
-    """The map after an epoch; `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before there were any; `note` counts them."""
+    """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before the first; `note` counts them."""
 
     epoch: int
     points: NDArray[np.float32]
@@ -84,7 +74,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stages:
-    """All of them; `place`: (S,) where their samples stand on the map of all."""
+    """The maps of all snapshots. `place`: (S,) positions of their samples on the large map."""
 
     maps: list[Stage]
     place: list[int]
@@ -93,25 +83,26 @@ class Stages:
 
     @property
     def clusters(self) -> int:
-        """Above the largest pseudo-label there is; 0 without any."""
+        """One more than the largest pseudo-label; 0 without any."""
         return 1 + max((label for stage in self.maps for label in stage.pseudo or ()), default=-1)
 
     @property
     def choice(self) -> bool:
-        """Whether points may be coloured in two ways."""
+        """Whether the reader can choose between two colourings."""
         return self.clusters > 0 and self.has_labels
 
     @property
     def intro(self) -> str:
-        """What is shown."""
-        colour = "coloured by pseudo-label, grey where none was accepted" if self.clusters else "coloured by label" * self.has_labels
-        samples = f"{len(self.place):,} training samples, drawn at random before the training"
+        """The sentences above the maps."""
+        colour = "coloured by pseudo-label (grey where none was accepted)" if self.clusters else "coloured by label" * self.has_labels
+        samples = f"{len(self.place):,} random training samples"
         return (
-            f"{self.method} of the projected embeddings of {samples}{', ' + colour if colour else ''}. A sample is marked in all at once."
+            f"{self.method} of the projected embeddings of {samples}{', ' + colour if colour else ''}. "
+            "Point at a sample to mark it in all maps."
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """Data for the page's script."""
         maps = []
         for stage in self.maps:
             x, y = ([round(float(value), 3) for value in axis] for axis in stage.points.T)
@@ -120,7 +111,7 @@ class Stages:
 
 
 def draw_stages(snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_labels: bool, seed: int) -> Stages | None:
-    """Each map starts from the one before, so that what moves is what has changed. None without snapshots of samples of the map."""
+    """Draws one map per snapshot; each starts from the one before, so that unchanged samples stay in place. None without snapshots."""
     if not snapshots:
         return None
     place = np.searchsorted(ids_N, snapshots[0].ids)
@@ -143,7 +134,7 @@ def _note(pseudo: list[int] | None) -> str:
 
 
 MAX_TILE = 40
-"""Side of a thumbnail at most: 5,000 photographs then make a sheet of some three megabytes."""
+"""Largest side of a thumbnail; a sheet of 5,000 photographs then takes about three megabytes."""
 CHUNK = 256
 
 
@@ -153,7 +144,7 @@ def draw_map(data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.
     samples = data.samples
     labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
     starts = range(0, len(ids_N), CHUNK)
-    pictures = [picture for start in starts for picture in square_pictures(data, ids_N[start : start + CHUNK], MAX_TILE)]
+    thumbnails = [square for start in starts for square in square_images(data, ids_N[start : start + CHUNK], MAX_TILE)]
     return EmbeddingMap(
         method=method,
         total=len(samples),
@@ -161,28 +152,28 @@ def draw_map(data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.
         keys=[samples.keys[i] for i in ids_N],
         labels=labels,
         classes=_class_names(data),
-        sprites=sprite_sheet(pictures, min(MAX_TILE, max(data.height, data.width))),
+        sprites=sprite_sheet(thumbnails, min(MAX_TILE, max(data.height, data.width))),
     )
 
 
 def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
-    """A few training samples, drawn at random, each with some of its views."""
+    """Some random training samples, each with some of its augmented views."""
     ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
     generator = torch.Generator().manual_seed(seed)
-    made_VBCHW = views.pictures(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
+    made_VBCHW = views.to_rgb(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
     bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
     names, samples = _class_names(data), data.samples
     strips = []
-    for i, (sample, picture) in enumerate(zip(ids, square_pictures(data, ids, 2 * views.size), strict=True)):
+    for i, (sample, square) in enumerate(zip(ids, square_images(data, ids, 2 * views.size), strict=True)):
         label = -1 if samples.labels is None else int(samples.labels[sample])
         name = names[label] if 0 <= label < len(names) else ""
-        strips.append(strip(samples.keys[sample], name, picture, np.ascontiguousarray(bytes_VBHWC[:, i])))
+        strips.append(strip(samples.keys[sample], name, square, np.ascontiguousarray(bytes_VBHWC[:, i])))
     return strips
 
 
-def square_pictures(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
-    """The cached pictures, brought back to the shape of the originals, at most `size` on the long side, on a black square."""
+def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
+    """The cached images with the aspect ratio of the originals, at most `size` on the long side, on a black square."""
     from PIL import Image
 
     chosen = torch.from_numpy(ids)
@@ -191,16 +182,16 @@ def square_pictures(data: ImageData, ids: NDArray[np.int64], size: int) -> list[
     squares = []
     for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
         width, height = (side, max(1, round(side / aspect))) if aspect >= 1 else (max(1, round(side * aspect)), side)
-        picture = Image.fromarray(pixels_HW3)
+        image = Image.fromarray(pixels_HW3)
         square = Image.new("RGB", (side, side))
-        resized = picture if picture.size == (width, height) else picture.resize((width, height), Image.Resampling.LANCZOS)
+        resized = image if image.size == (width, height) else image.resize((width, height), Image.Resampling.LANCZOS)
         square.paste(resized, ((side - width) // 2, (side - height) // 2))
         squares.append(np.asarray(square))
     return squares
 
 
 def _class_names(data: ImageData) -> list[str]:
-    """A name for each label; the number itself where the source gives none."""
+    """A name for each label; its number where the source gives no name."""
     labels = data.samples.labels
     if labels is None:
         return []
@@ -212,12 +203,12 @@ def _class_names(data: ImageData) -> list[str]:
 MAX_POINTS = 5000
 MIN_POINTS_TSNE = 30
 MAX_SHEET, QUALITIES = 7_000_000, (72, 45, 20, 5)
-"""Characters of a sprite sheet, and qualities that are tried until it is no longer: thumbnails of noise still make a page of 15 MB."""
+"""Largest length of a sprite sheet's data URI, and the WebP qualities to try until it fits."""
 
 
 @dataclass(frozen=True)
 class Sprites:
-    """All thumbnails in one picture; tile i stands at column `i % columns`, row `i // columns`."""
+    """All thumbnails in one image; tile i is at column `i % columns`, row `i // columns`."""
 
     uri: str
     size: int
@@ -226,13 +217,13 @@ class Sprites:
 
     @property
     def layout(self) -> dict[str, int]:
-        """What the page's script goes by."""
+        """Data for the page's script."""
         return {"size": self.size, "columns": self.columns, "rows": self.rows}
 
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """The points of the map with what the tooltip says of each."""
+    """The points of the map, with the contents of their tooltips."""
 
     method: str
     total: int
@@ -243,7 +234,7 @@ class EmbeddingMap:
     sprites: Sprites | None
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script draws. Label −1 is a sample without one."""
+        """Data for the page's script. Label −1 is a sample without a label."""
         sprites = self.sprites
         return {
             "x": [round(float(x), 3) for x in self.points[:, 0]],
@@ -256,7 +247,7 @@ class EmbeddingMap:
 
 
 def choose(total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Ids of the samples on the map, ascending: all, or `limit` drawn without replacement, those to `include` among them."""
+    """Ids of the samples on the map, ascending: all of them, or `limit` at random that contain those to `include`."""
     if total <= limit:
         return np.arange(total, dtype=np.int64)
     kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
@@ -266,8 +257,8 @@ def choose(total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.i
 
 
 def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], str]:
-    """(N, 2) and the name of the method: t-SNE on unit-norm features, from `start_N2` or the principal directions on; PCA where there are
-    too few points for it."""
+    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from `start_N2` or from the first two principal
+    components; PCA where there are too few points for t-SNE."""
     features_NF = np.asarray(features_NF, dtype=np.float32)
     if not np.isfinite(features_NF).all():
         raise ValueError("the features are not finite")
@@ -281,7 +272,7 @@ def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.fl
     start_N2 = _pad(pca_N2[:, :2]) if start_N2 is None else start_N2
     start_N2 = start_N2 * (1e-4 / max(float(start_N2[:, 0].std()), 1e-12))
     perplexity = min(30.0, (len(unit_NF) - 1) / 3)
-    # One thread: the map is then the same everywhere, and on a busy machine waiting threads cost more than they bring.
+    # One thread, so that the map is the same on every machine.
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
         tsne = TSNE(perplexity=perplexity, init=start_N2, learning_rate="auto", max_iter=500, random_state=seed)
@@ -289,7 +280,7 @@ def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.fl
 
 
 def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32]:
-    """Principal coordinates with a fixed sign: the largest entry of each direction is positive."""
+    """Principal components with a fixed sign: the largest entry of each direction is positive."""
     centred_NF = x_NF - x_NF.mean(0)
     _, vectors_FF = np.linalg.eigh((centred_NF.T @ centred_NF).astype(np.float64))
     directions = vectors_FF[:, ::-1][:, :components]
@@ -298,21 +289,21 @@ def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32
 
 
 def _pad(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Features of one dimension still make a map: a line."""
+    """Adds a second coordinate to features of one dimension."""
     return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
 
 
-def sprite_sheet(pictures: Sequence[NDArray[np.uint8]], size: int) -> Sprites | None:
-    """Packs (H, W, 3) pictures into one WebP of `size` × `size` tiles."""
-    if not pictures:
+def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | None:
+    """Packs (H, W, 3) images into one WebP of `size` × `size` tiles."""
+    if not images:
         return None
     from PIL import Image
 
-    columns = math.ceil(math.sqrt(len(pictures)))
-    rows = math.ceil(len(pictures) / columns)
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
     sheet = Image.new("RGB", (columns * size, rows * size))
-    for i, picture in enumerate(pictures):
-        tile = Image.fromarray(picture)
+    for i, image in enumerate(images):
+        tile = Image.fromarray(image)
         if tile.size != (size, size):
             tile = tile.resize((size, size), Image.Resampling.LANCZOS if tile.width > size else Image.Resampling.NEAREST)
         sheet.paste(tile, ((i % columns) * size, (i // columns) * size))
@@ -323,8 +314,8 @@ def sprite_sheet(pictures: Sequence[NDArray[np.uint8]], size: int) -> Sprites | 
     return Sprites(uri, size, columns, rows)
 
 
-def data_uri(picture: Any, quality: int) -> str:
-    """A PIL picture as a WebP data URI."""
+def data_uri(image: Any, quality: int) -> str:
+    """A PIL image as a WebP data URI."""
     buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=quality, method=4)
+    image.save(buffer, "WEBP", quality=quality, method=4)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

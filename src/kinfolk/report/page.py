@@ -1,7 +1,4 @@
-"""report.html: what the template is told of a run.
-
-Writes report.html into a run folder.
-"""
+"""Writes report.html into a run folder: collects what the run recorded, draws maps and galleries, and fills the template."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def render(
     strips: Sequence[Strip] = (),
     num_views: int = 0,
 ) -> str:
-    """The text of report.html. Panels without data are left out."""
+    """The text of report.html. Sections without data are left out."""
     panels = [*panels, *levels]
     tables, refused, results = format.data_tables(record), format.quarantine(record), format.results(record)
     present: dict[str, Any] = {"curves": panels, "results": results or measured, "stages": stages, "views": strips}
@@ -103,12 +100,12 @@ def render(
 
 def _caption(embedding: EmbeddingMap, linked: bool) -> str:
     count = len(embedding.keys)
-    which = f"{count:,} samples" if count == embedding.total else f"{count:,} of {embedding.total:,} samples, drawn at random"
+    which = f"{count:,} samples" if count == embedding.total else f"{count:,} of {embedding.total:,} samples at random"
     colour = ", coloured by label" if embedding.labels is not None else ""
-    kin = ", click to see its kin" if linked else ""
+    kin = " and click it to see its kin" if linked else ""
     return (
-        f"{embedding.method} of the encoder's features for {which}{colour}. "
-        f"Point at a sample to see its picture{kin}; drag to move, double-click to reset."
+        f"{embedding.method} of the encoder's features of {which}{colour}. "
+        f"Point at a sample to see its image{kin}. Drag to move, double-click to reset."
     )
 
 
@@ -119,20 +116,20 @@ def write_report(
     framework: Framework | None = None,
     *,
     progress: bool = False,
-    tell: Callable[[str], object] | None = None,
+    on_missing: Callable[[str], object] | None = None,
 ) -> Path:
     """Writes RUN/report.html, one page that works from disk, and returns its path.
 
-    What the run has no data for is left out: without the pictures or the model there is no map, without a checkpoint no gallery of kin,
-    and the page says why.
+    Sections without data are left out: without the images or the model there is no map, and without a checkpoint there is no gallery of
+    kin. The page then gives the reason.
 
     Args:
         run_dir: the run folder.
-        data: the run's pictures; None reads them again from the source in config.yaml.
-        features: (N, F) the encoder's features of all samples of `data`; None embeds those of the map with the run's model.
-        framework: the trained method, in evaluation mode; None: as the run's last checkpoint has it.
-        progress: shows bars while pictures are read and embedded.
-        tell: is told why there is no map or no gallery, where there is none.
+        data: the run's images; None reads them from the source in config.yaml.
+        features: (N, F) the encoder's features of all samples of `data`; None embeds the samples of the map with the run's model.
+        framework: the trained method in evaluation mode; None restores it from the run's last checkpoint.
+        progress: show bars while images are read and embedded.
+        on_missing: called with the reason if there is no map or no gallery.
 
     Example:
         >>> write_report("runs/photos")  # doctest: +SKIP
@@ -144,7 +141,7 @@ def write_report(
     try:
         opened = open_run(run)
         data = opened.data(progress=progress) if data is None else data
-        ids = _pictures(opened, data, features, parts, progress)
+        ids = _draw_images(opened, data, features, parts, progress)
     except (ValueError, OSError) as error:
         parts["embedding_missing"] = f"There is no map in this report: {_why(error)}."
     else:
@@ -152,12 +149,12 @@ def write_report(
             if framework is None and learns_from_text(opened.config):
                 parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
             else:
-                _kin(opened, data, ids, framework, parts, progress)
-        except (ValueError, OSError, RuntimeError) as error:  # torch's own, where a checkpoint is of another version
+                _draw_kin(opened, data, ids, framework, parts, progress)
+        except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch, for a checkpoint of another version
             parts["gallery_missing"] = f"There is no gallery of kin in this report: {_why(error)}."
     for missing in ("embedding_missing", "gallery_missing"):
-        if tell is not None and missing in parts:
-            tell(parts[missing])
+        if on_missing is not None and missing in parts:
+            on_missing(parts[missing])
     page = render(
         record,
         curve_panels(record.epochs, normaliser_of(record)),
@@ -172,24 +169,24 @@ def write_report(
     return path
 
 
-def _pictures(
+def _draw_images(
     opened: OpenedRun, data: ImageData, features: NDArray[np.float32] | None, parts: dict[str, Any], progress: bool
 ) -> NDArray[np.int64]:
-    """Views, the map and the maps of several epochs; returns the ids of the samples on the map."""
+    """Draws the views, the map and the maps of several epochs; returns the ids of the samples on the map."""
     seed = opened.config.seed
     parts["strips"] = draw_strips(data, opened.views(), seed)
-    own = _own(opened, data)
-    snapshots = [] if own is None else read_snapshots(Run(opened.path).snapshots, own)
+    digest = _digest_of_own_samples(opened, data)
+    snapshots = [] if digest is None else read_snapshots(Run(opened.path).snapshots, digest)
     ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
     parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
     parts["stages"] = draw_stages(snapshots, ids, data.labels is not None, seed)
     return ids
 
 
-def _kin(
+def _draw_kin(
     opened: OpenedRun, data: ImageData, ids: NDArray[np.int64], framework: Framework | None, parts: dict[str, Any], progress: bool
 ) -> None:
-    """The gallery, and the thresholds of its samples."""
+    """Draws the gallery of kin and the thresholds of its samples."""
     config = opened.config
     framework = restore(opened.path, config, data) if framework is None else framework
     compared = compare(framework, data, opened.views(), ids, config.seed, progress=progress)
@@ -199,8 +196,8 @@ def _kin(
     parts["gallery"] = find_kin(compared, data.labels, learned)
 
 
-def _own(opened: OpenedRun, data: ImageData) -> str | None:
-    """The digest of the run's samples if these are its own training samples, whom its snapshots speak of."""
+def _digest_of_own_samples(opened: OpenedRun, data: ImageData) -> str | None:
+    """Digest of the run's samples if `data` are its own training samples, to which its snapshots belong; else None."""
     file = Run(opened.path).samples
     if not file.is_file():
         return None
@@ -210,5 +207,5 @@ def _own(opened: OpenedRun, data: ImageData) -> str | None:
 
 
 def _why(error: Exception) -> str:
-    """Its message as a part of a sentence."""
+    """The message of an error as part of a sentence."""
     return " ".join(str(error).split())[:400].rstrip(".")

@@ -1,4 +1,4 @@
-"""What a run folder says about itself, read without the model and without the pictures."""
+"""Reads the small files of a run folder: configuration, metrics, results, samples. Needs neither the model nor the images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import first_line
-from kinfolk.training.documents import about_torn, read_rows, read_yaml
+from kinfolk.training.documents import describe_torn_lines, read_rows, read_yaml
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_epochs(path: Path) -> list[dict[str, float]]:
-    """A line that is torn, as by a killed run, is left out with a warning."""
+    """Reads the metrics. A line that was cut off, as by a killed run, is skipped with a warning."""
     by_epoch: dict[int, dict[str, float]] = {}
     rows, torn = read_rows(path)
     if torn:
-        warnings.warn(about_torn(path, torn), KinfolkWarning, stacklevel=2)
+        warnings.warn(describe_torn_lines(path, torn), KinfolkWarning, stacklevel=2)
     for row in rows:
         by_epoch[row["epoch"]] = {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]

@@ -74,26 +74,22 @@ def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
-    """(b, F) the mean of the rows of each row's id. The order of rows does not matter, not even in the last bit."""
-    group_b, number_b1 = grouped(ids)
-    sorted_bF, order_bF = rows.sort(0)
-    total_bF = torch.zeros_like(rows).scatter_add_(0, group_b[order_bF], sorted_bF)
-    return total_bF[group_b] / number_b1
-
-
-def grouped(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(b,) a number in [0, b) for each row, the same for rows of one id, and (b, 1) how many these are."""
+    """(b, F) the mean of the rows that share each row's id."""
     sorted_b = ids.sort().values
-    group_b = torch.searchsorted(sorted_b, ids)
-    return group_b, (torch.searchsorted(sorted_b, ids, right=True) - group_b).unsqueeze(1)
+    if ids.device.type == "cpu" and not bool((sorted_b[1:] == sorted_b[:-1]).any()):
+        return rows  # the usual case; on an accelerator looking would stop the step
+    group_bF = torch.searchsorted(sorted_b, ids).unsqueeze(1).expand_as(rows)
+    return torch.empty_like(rows).scatter_reduce_(0, group_bF, rows, "mean", include_self=False).gather(0, group_bF)
 
 
 class PerSample(Exact):
-    """One value per sample and field, as buffers of the module, so that `state_dict()` holds them all.
+    """One number per sample and field. All fields are columns of one tensor, so that a step reads and writes them with one operation each.
+
+    `state_dict()` holds every field by its name. A field is also an attribute: a view of its column.
 
     Args:
         num_samples: N; ids are in [0, N).
-        fields: name = initial value (a number, a bool or a 0-d tensor); its dtype is the field's.
+        fields: name = initial value.
 
     Example:
         >>> store = PerSample(3, threshold=1.0)
@@ -102,46 +98,81 @@ class PerSample(Exact):
         [1.0, 0.3, 1.0]
     """
 
-    def __init__(self, num_samples: int, **fields: Tensor | float) -> None:
+    rows: Tensor
+
+    def __init__(self, num_samples: int, **fields: float) -> None:
         super().__init__()
         if num_samples < 1:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
-        self.num_samples = num_samples
-        for name, initial in fields.items():
-            self.register_buffer(name, torch.as_tensor(initial).detach().clone().repeat(num_samples))
+        self.num_samples, self.fields = num_samples, tuple(fields)
+        first = torch.tensor([float(value) for value in fields.values()])
+        self.register_buffer("rows", first.repeat(num_samples, 1), persistent=False)
 
     def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("fields", ()):
+            return self.rows[:, self.fields.index(name)]
         return super().__getattr__(name)
 
     def read(self, ids: Tensor) -> dict[str, Tensor]:
-        """The rows of all fields at `ids` (b,)."""
+        """The fields of the samples `ids`, (b,) each."""
+        return dict(zip(self.fields, self.read_rows(ids).unbind(1), strict=True))
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """(b, F) all fields of the samples `ids`."""
         check_ids(ids, self.num_samples)
-        return {name: field[ids] for name, field in self.named_buffers()}
+        return self.rows[ids]
 
     def write(self, ids: Tensor, values: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        """Sets rows; several rows of one id are stored as their mean (bools: any; integers: the rounded mean).
+        """Sets fields of the samples `ids`; other fields stay as they are. See `write_rows`."""
+        check_ids(ids, self.num_samples)
+        if set(values) == set(self.fields):
+            columns = [values[name] for name in self.fields]
+        else:
+            before = self.read(ids)
+            columns = [values.get(name, before[name]) for name in self.fields]
+        self.write_rows(ids, torch.stack([column.to(self.rows.dtype) for column in columns], 1), sound)
 
-        The order of the rows does not matter, not even in the last bit. `sound`: whether the step was; see `kept`.
-        """
+    def write_rows(self, ids: Tensor, values_bF: Tensor, sound: Tensor | None = None) -> None:
+        """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean; where a value is NaN, the old one stays.
+
+        `sound`: whether the step is sound; if not, nothing is written (see `skips`)."""
         check_ids(ids, self.num_samples)
         if skips(sound):
             return
-        mean_bF = means_by_id(ids, torch.stack([rows.to(torch.float64) for rows in values.values()], 1))
-        for name, mean_b in zip(values, mean_bF.unbind(1), strict=True):
-            field = getattr(self, name)
-            new_b = mean_b > 0 if field.dtype == torch.bool else mean_b if field.is_floating_point() else mean_b.round()
-            field[ids] = kept(sound, new_b.to(field.dtype), field[ids])
+        valid_bF = values_bF == values_bF
+        if sound is not None and sound.device.type != "cpu":
+            valid_bF = valid_bF & sound
+        values_bF = torch.where(valid_bF, values_bF.to(self.rows.dtype), self.rows[ids])
+        self.rows[ids] = means_by_id(ids, values_bF)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        error_msgs: list[str] = others[-1]
-        for name, _ in self.named_buffers():
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for name, column in zip(self.fields, self.rows.unbind(1), strict=True):
+            destination[prefix + name] = column.clone()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        *rest: Any,
+    ) -> None:
+        error_msgs: list[str] = rest[-1]
+        for name in self.fields:
             saved = state_dict.get(prefix + name)
-            if saved is not None and len(saved) != self.num_samples:
+            if saved is None:
+                missing.append(prefix + name)
+            elif len(saved) != self.num_samples:
                 error_msgs.append(
                     f"`{prefix}{name}` holds {len(saved)} samples, but `num_samples` is {self.num_samples}: use the same data set"
                 )
                 return
-        super()._load_from_state_dict(state_dict, prefix, *others)
+            else:
+                getattr(self, name).copy_(saved)
+        if strict:
+            unexpected += [key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in self.fields]
 
 
 class Collected(Exact):

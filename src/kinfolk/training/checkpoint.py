@@ -1,6 +1,7 @@
-"""Checkpoints: written whole or not at all, with a digest of all their bytes, and read without running code of theirs.
+"""Checkpoints: the callback that saves them, and the reading of one.
 
-Saving: at the end of an epoch, every so many minutes, and when the process is asked to end.
+A checkpoint is saved at the end of an epoch, every few minutes within one, and when a signal asks the process to end. It is written
+atomically with a digest of all its bytes, and reading it never runs code from the file.
 """
 
 from __future__ import annotations
@@ -24,23 +25,31 @@ from torch import nn
 
 from kinfolk import distributed
 from kinfolk.errors import KinfolkError
-from kinfolk.files import UNFINISHED, DamagedFileError, check_sealed_zip, sync_folder, telling, write_by_name, write_sealed_zip
+from kinfolk.files import (
+    UNFINISHED,
+    DamagedFileError,
+    check_sealed_zip,
+    explain_write_errors,
+    move_into_place,
+    write_by_name,
+    write_sealed_zip,
+)
 from kinfolk.models.weights import why_unreadable
 from kinfolk.training.config import CheckpointConfig
 from kinfolk.training.module import TrainingModule
 
 FORMAT = 2
-"""1 had neither digest nor the run's settings."""
+"""Format 1 had neither a digest nor the settings of the run."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Loads a checkpoint without running any code from it; a damaged file is refused in one sentence."""
+    """Loads a checkpoint without running any code from it. Raises `DamagedFileError` for a damaged file."""
     try:
         check_sealed_zip(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise KinfolkError(f"there is no checkpoint at {path}") from None
-    except Exception as error:  # pickle raises any
+    except Exception as error:  # pickle may raise anything
         raise DamagedFileError(
             f"the checkpoint {path} is damaged or was not written by this version of kinfolk: {why_unreadable(error)}"
         ) from error
@@ -50,7 +59,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's way to the disk, made atomic; loads with `weights_only=True` whatever it is asked."""
+    """Lightning's file access, with atomic writing; always loads with `weights_only=True`."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_sealed_zip(Path(path), lambda file: torch.save(checkpoint, file))
@@ -59,16 +68,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path))
 
 
-NOTHING, SAVE, LEAVE = 0, 1, 2
+NOTHING, SAVE, STOP = 0, 1, 2
+AGREE_EVERY = 10
+"""Steps between two agreements of several GPUs on what to do: each is a collective for which the host waits."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptedRunError(KinfolkError):
-    """The training was asked to end before its last epoch; it can be resumed from its last checkpoint.
+    """A signal has ended the training before its last epoch; it can be resumed from its last checkpoint.
 
     Args:
-        signal: the number of the signal that asked.
+        signal: the number of the signal.
     """
 
     def __init__(self, message: str, signal: int = signal.SIGTERM) -> None:
@@ -76,21 +87,21 @@ class InterruptedRunError(KinfolkError):
         self.signal = int(signal)
 
 
-class Keeper(pl.Callback):
-    """Writes the checkpoint, and ends the training after the current step when a signal asks for it.
+class CheckpointSaver(pl.Callback):
+    """Saves checkpoints, and ends the training after the current step when a signal arrives.
 
-    Only between two optimiser steps is everything in the checkpoint, so within an accumulation nothing is saved; and on the last batch of
-    an epoch the end of the epoch is waited for, so that its line of metrics is written. A second Ctrl-C ends at once. A state that is not
+    A checkpoint is complete only between two optimiser steps, so nothing is saved within an accumulation. On the last batch of an epoch the
+    callback waits for the end of the epoch, so that its line of metrics is written. A second Ctrl-C ends at once. A state that is not
     finite is never saved: the checkpoints before it stay.
 
     Args:
-        path: of the checkpoint. Older ones beside it are `last-1.ckpt`, `last-2.ckpt`, …
-        epochs: of the whole training.
-        settings: when to save, and how many to keep.
-        identity: which run the checkpoint belongs to; see `changes.py`.
-        export: called with the number of finished epochs, on rank zero, before each checkpoint at the end of an epoch.
-        accuracy: the kNN accuracy of the epoch that has just ended, on rank zero; None where it was not measured.
-        state: what the checkpoint that is resumed says of itself; None at the start of a run.
+        path: the file of the checkpoint. Older ones beside it are `last-1.ckpt`, `last-2.ckpt`, …
+        epochs: number of epochs of the whole training.
+        settings: when to save, and how many checkpoints to keep.
+        identity: the run that the checkpoint belongs to; see `settings.identity`.
+        export: called on rank zero with the number of finished epochs before each checkpoint at the end of an epoch.
+        accuracy: returns the kNN accuracy of the epoch that has just ended, on rank zero; None if it was not measured.
+        state: the `kinfolk` entry of the checkpoint that is resumed; None at the start of a run.
     """
 
     def __init__(
@@ -106,44 +117,46 @@ class Keeper(pl.Callback):
         self.path, self.epochs, self.identity, self.export, self.accuracy = path, epochs, identity, export, accuracy
         self.every_epochs, self.keep, self.keep_best = settings.every_epochs, settings.keep, settings.best
         self.every_seconds = float("inf") if settings.every_minutes is None else 60 * settings.every_minutes
-        self.asked: signal.Signals | None = None
+        self.received: signal.Signals | None = None
         self.best = None if state is None else state.get("best")
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
         self._finished = 0
         self._saved_at = time.monotonic()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Takes the signals over from Lightning, whose handler talks to other ranks in the middle of whatever the step is doing.
-        Lightning's teardown gives them back to whom they belonged before the training."""
+        """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of a step. Lightning's teardown restores
+        the handlers from before the training."""
         self._finished = trainer.current_epoch
         self._saved_at = time.monotonic()
         assert isinstance(module, TrainingModule)
-        module.kept = self.kept
+        module.describe_saved = self.describe_saved
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, self._ask)
+                signal.signal(number, self._on_signal)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        wish = self._agreed_wish(module.device)
+        if distributed.world_size() > 1 and module.device.type != "cpu" and (batch_idx + 1) % AGREE_EVERY:
+            return
+        action = self._agreed_action(module.device)
         last = batch_idx + 1 >= trainer.num_training_batches
-        if wish == NOTHING or last or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if action == NOTHING or last or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         self._save(trainer, module)
-        if wish == LEAVE:
+        if action == STOP:
             raise self._interruption(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._finished = trainer.current_epoch + 1
-        wish = self._agreed_wish(module.device)
+        action = self._agreed_action(module.device)
         better = self._is_better(module.device)
-        if wish != NOTHING or better or self._finished % self.every_epochs == 0 or self._finished == self.epochs:
+        if action != NOTHING or better or self._finished % self.every_epochs == 0 or self._finished == self.epochs:
             self._require_finite(trainer, module)
             if trainer.is_global_zero:
                 self.export(self._finished)
             self._save(trainer, module, checked=True)
             if better and trainer.is_global_zero:
-                write_by_name(self.path.with_name(BEST), lambda copy: _linked(self.path, copy))
-        if wish == LEAVE and self._finished < self.epochs:
+                write_by_name(self.path.with_name(BEST), lambda copy: _link_or_copy(self.path, copy))
+        if action == STOP and self._finished < self.epochs:
             raise self._interruption(trainer)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -157,8 +170,8 @@ class Keeper(pl.Callback):
             **self.identity,
         }
 
-    def kept(self) -> str:
-        """What there is to go on from, in words."""
+    def describe_saved(self) -> str:
+        """Describes the last checkpoint in words, for messages."""
         if self._last is None:
             return "no checkpoint had been saved yet"
         step, epoch = self._last
@@ -167,33 +180,32 @@ class Keeper(pl.Callback):
         return f"{self.path} holds the state after step {step} ({epoch} of {self.epochs} epochs done){also}"
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule, checked: bool = False) -> None:
-        """Writes the checkpoint beside its place, then moves it there; the one before becomes `last-1.ckpt`, and so on."""
+        """Writes the checkpoint under a temporary name and renames it; the previous one becomes `last-1.ckpt`, and so on."""
         if not checked:
             self._require_finite(trainer, module)
         new = self.path.with_name(self.path.name + UNFINISHED)
         trainer.save_checkpoint(new, weights_only=False)
         if trainer.is_global_zero:
-            with telling(self.path):
+            with explain_write_errors(self.path):
                 self._shift()
-                os.replace(new, self.path)
-                sync_folder(self.path.parent)
+                move_into_place(new, self.path)
         self._last = trainer.global_step, self._finished
         self._saved_at = time.monotonic()
 
     def _shift(self) -> None:
-        """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`: at no moment is there none."""
+        """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`, so `last.ckpt` exists at all times."""
         older = [self.path.with_name(f"{self.path.stem}-{number}.ckpt") for number in range(1, self.keep)]
         for new, old in pairwise(reversed(older)):
             if old.exists():
                 os.replace(old, new)
-        for path in set(self.path.parent.glob(f"{self.path.stem}-*.ckpt")) - set(older):  # of a run that kept more
+        for path in set(self.path.parent.glob(f"{self.path.stem}-*.ckpt")) - set(older):  # left from a run that kept more
             path.unlink()
         if older and self.path.exists():
             older[0].unlink(missing_ok=True)
-            _linked(self.path, older[0])
+            _link_or_copy(self.path, older[0])
 
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raises on all ranks if on any of them weights, BatchNorm statistics or the optimiser's state are not finite."""
+        """Raises on all ranks if weights, BatchNorm statistics or the state of the optimiser are not finite on any of them."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
         failed = torch.tensor(int(found is not None), device=module.device)
@@ -201,11 +213,11 @@ class Keeper(pl.Callback):
             dist.all_reduce(failed, dist.ReduceOp.MAX)
         if failed:
             raise module.not_finite(
-                f"{found or 'the state of another rank'} of {module.method} is not finite, so it is not saved,", *module.last
+                f"{found or 'the state of another rank'} of {module.method} is not finite, so it is not saved,", *module.last_batch
             )
 
     def _is_better(self, device: torch.device) -> bool:
-        """Whether the epoch that has ended has the highest accuracy so far; the same on all ranks."""
+        """Whether the epoch that has ended has the highest accuracy so far; the answer is the same on all ranks."""
         if not self.keep_best:
             return False
         accuracy = self.accuracy()
@@ -218,36 +230,38 @@ class Keeper(pl.Callback):
             self.best = accuracy
         return better
 
-    def _agreed_wish(self, device: torch.device) -> int:
-        """The strongest wish of any rank: to leave, to save, or nothing."""
+    def _agreed_action(self, device: torch.device) -> int:
+        """The strongest action that any rank wants: stop, save, or nothing."""
         due = time.monotonic() - self._saved_at > self.every_seconds
-        wish = LEAVE if self.asked is not None else SAVE if due else NOTHING
+        action = STOP if self.received is not None else SAVE if due else NOTHING
         if distributed.world_size() == 1:
-            return wish
-        agreed = torch.tensor(wish, device=device)
+            return action
+        agreed = torch.tensor(action, device=device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         return int(agreed)
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
-        why = "Ctrl-C" if self.asked == signal.SIGINT else self.asked.name if self.asked is not None else "a signal to another rank"
+        why = (
+            "Ctrl-C" if self.received == signal.SIGINT else self.received.name if self.received is not None else "a signal to another rank"
+        )
         return InterruptedRunError(
             f"the training was ended by {why} after step {trainer.global_step} (epoch {trainer.current_epoch + 1} of {self.epochs}); "
             f"everything is saved in {self.path}, resume it to go on exactly from there",
-            self.asked or signal.SIGTERM,
+            self.received or signal.SIGTERM,
         )
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None and number == signal.SIGINT:
-            for each in SIGNALS:  # whoever presses it a third time need not end the clearing up
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            for each in SIGNALS:  # a third Ctrl-C must not interrupt the clean-up
                 signal.signal(each, signal.SIG_IGN)
-            raise InterruptedRunError(f"the training was ended at once by a second Ctrl-C; {self.kept()}", signal.SIGINT)
-        self.asked = signal.Signals(number)
+            raise InterruptedRunError(f"the training was ended at once by a second Ctrl-C; {self.describe_saved()}", signal.SIGINT)
+        self.received = signal.Signals(number)
 
 
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
     """The name of the first parameter, BatchNorm statistic or state of the optimiser that is not finite; None where all are.
 
-    Other buffers are not looked at: thresholds and levels may be infinite by intention.
+    Other buffers are not checked: thresholds and levels may be infinite on purpose.
     """
     named: dict[str, torch.Tensor] = dict(framework.named_parameters())
     for path, part in framework.named_modules():
@@ -264,8 +278,8 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     return next(name for name, value in floats.items() if not value.isfinite().all())
 
 
-def _linked(path: Path, name: Path) -> None:
-    """A second name for a file, or a copy of it where the system has no second names."""
+def _link_or_copy(path: Path, name: Path) -> None:
+    """Makes a hard link to a file, or a copy of it where the file system has no hard links."""
     try:
         os.link(path, name)
     except OSError:

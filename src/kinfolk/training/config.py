@@ -1,13 +1,10 @@
-"""Names of settings: reading `a.b=c`, refusing unknown keys with the nearest ones, and turning a pydantic error into a sentence.
+"""The configuration of a training: its sections with their fields and defaults, and the reading of `section.key=value`.
 
-The sections of a training's configuration: fields, defaults and what they may be.
-
-The configuration of a training: checked sections, unknown keys refused, written out in full beside the result.
+Unknown keys are refused with the nearest valid ones. The whole configuration, defaults included, is written to config.yaml.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,118 +14,34 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.training.documents import parse_yaml, read_yaml
 
 
-def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """`["optimizer.lr=0.1"]` → `{"optimizer.lr": 0.1}`; values are YAML, so lists, true and null work."""
-    if isinstance(settings, Mapping):
-        return dict(settings)
-    if isinstance(settings, str):
-        settings = [settings]
-    parsed: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"a setting must have the form KEY=VALUE, as in optimizer.lr=0.1; received {setting!r}")
-        try:
-            parsed[key.strip()] = _number(parse_yaml(text))
-        except yaml.YAMLError:
-            raise UsageError(f"the value of `{key.strip()}` cannot be read: {text!r}; quote it if it holds special characters") from None
-    return parsed
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 takes 1e-3 for a text."""
-    if not isinstance(value, str) or not value[:1].isdigit():
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
-def nearest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The end of a sentence about an unknown name: the nearest of `valid` and `also`, and all that are valid."""
-    valid = list(valid)
-    close = difflib.get_close_matches(name, [*valid, *also], n=3, cutoff=0.5)
-    close += [other for other in also if other.split(".")[-1] == name and other not in close]
-    hint = f"; did you mean {' or '.join(f'`{match}`' for match in close)}?" if close else "."
-    return f"{hint} Valid: {', '.join(valid) if valid else 'none'}"
-
-
-def refuse_unknown(document: Mapping[str, Any], model: type[BaseModel], where: str, prefix: str = "") -> None:
-    """Raises for the first key that `model` or one of its sections does not have."""
-    fields = model.model_fields
-    for key, value in document.items():
-        if key not in fields:
-            raise UsageError(f"unknown key `{prefix}{key}` in {where}{nearest(str(key), fields, _inner_keys(model))}")
-        section = fields[key].annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            if not isinstance(value, Mapping):
-                raise UsageError(f"`{prefix}{key}` (={value!r}) is a section with the keys {', '.join(section.model_fields)}")
-            refuse_unknown(value, section, where, f"{prefix}{key}.")
-
-
-def refuse_not_finite(document: Mapping[str, Any], prefix: str = "") -> None:
-    """Raises for a number that is not finite, in any section: a dump as JSON would turn it into null, and messages would say so."""
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            refuse_not_finite(value, f"{prefix}{key}.")
-        elif any(isinstance(each, float) and not math.isfinite(each) for each in (value if isinstance(value, list | tuple) else (value,))):
-            raise UsageError(f"`{prefix}{key}` (={value}) must be a finite number")
-
-
-def sentence(error: ValidationError, prefix: str = "") -> str:
-    """The first fault of a validation in the house's form: "`optimizer.lr` (=-1) must be greater than 0"."""
-    fault = error.errors(include_url=False)[0]
-    place = prefix + ".".join(str(part) for part in fault["loc"] if part not in ("int", "float") and not str(part).startswith("literal"))
-    if fault["type"] == "missing":
-        return f"`{place}` is required and was not given; set it with `{place}=VALUE`"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return (
-        f"`{place}` (={fault['input']!r}) must be {message}"
-        if "Input should be" in fault["msg"]
-        else f"`{place}` (={fault['input']!r}): {message}"
-    )
-
-
-def _inner_keys(model: type[BaseModel]) -> list[str]:
-    """`section.key` of all sections, so that a key given without its section finds its place."""
-    sections = ((name, field.annotation) for name, field in model.model_fields.items())
-    return [
-        f"{name}.{key}"
-        for name, section in sections
-        if isinstance(section, type) and issubclass(section, BaseModel)
-        for key in section.model_fields
-    ]
-
-
 class Section(BaseModel):
-    """Abstract. A part of the configuration; unknown keys are refused and nothing changes after it is made."""
+    """Abstract. A part of the configuration. Unknown keys are refused, and values do not change after construction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
-    """Where the samples come from, and how they are kept."""
+    """Where the samples come from, and how they are stored."""
 
     source: str | None = Field(default=None, description="folder, array file, table, archive or the name of a bundled data set")
     image_size: int | None = Field(
-        default=None, ge=1, description="side of the cached pictures; None: 8/7 of `views.size`, or their own if less"
+        default=None, ge=1, description="side of the cached images; None: 8/7 of `views.size`, or their own size if that is smaller"
     )
     labels_from_folders: bool = Field(default=False, description="class sub-folders become labels")
     hierarchy: str | None = Field(default=None, description="file of child and parent classes, or cifar100; with `depth`")
     depth: int | None = Field(default=None, ge=0, description="labels become their ancestors at this depth of `hierarchy`; 0: the root")
     image_column: str = "image"
     label_column: str | None = Field(
-        default=None, description="this and the following: None takes the column of that name where there is one"
+        default=None, description="for this and the next three: None uses the column of that name if there is one"
     )
     caption_column: str | None = None
     group_column: str | None = None
     split_column: str | None = None
-    pixel_cap: int = Field(default=50_000_000, ge=1, description="larger pictures are refused by their header")
+    pixel_cap: int = Field(default=50_000_000, ge=1, description="images with more pixels are refused by their header")
     workers: int | None = Field(default=None, ge=0, description="decoding processes; None: one per core")
     streaming: bool = Field(
         default=False,
@@ -136,15 +49,15 @@ class DataConfig(Section):
     )
     shuffle_buffer: int = Field(default=10_000, ge=1, description="samples of consecutive shards that are shuffled together when streaming")
     cache_dir: str | None = Field(
-        default=None, description="folder of the pixel cache; None: memory, or the run's folder where that is too small"
+        default=None, description="folder of the pixel cache; None: memory, or the run folder if memory is too small"
     )
 
 
 class ViewsConfig(Section):
-    """How two views are made of a picture; `options` override single settings of the preset."""
+    """How the views of an image are made; `options` override single settings of the preset."""
 
     preset: str = "simclr"
-    size: int | None = Field(default=None, ge=1, description="None: the pictures' own, from 16 to 224 pixels")
+    size: int | None = Field(default=None, ge=1, description="None: that of the images, from 16 to 224")
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -153,9 +66,9 @@ class ModelConfig(Section):
 
     name: str = "resnet18"
     stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar for views of up to 64 pixels")
-    width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the network's own")
+    width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the usual number")
     pretrained: bool = False
-    init: str | None = Field(default=None, description="file of weights to begin from: .safetensors or a state dict")
+    init: str | None = Field(default=None, description="file of initial weights: .safetensors or a state dict")
 
 
 class TextConfig(Section):
@@ -167,8 +80,8 @@ class TextConfig(Section):
     heads: int = Field(default=8, ge=1)
     causal: bool = True
     pretrained: bool = False
-    context: int = Field(default=77, ge=4, description="tokens of a text at most, start and end included")
-    vocab_size: int = Field(default=49408, ge=259, description="tokens the tokenizer learns at most")
+    context: int = Field(default=77, ge=4, description="largest number of tokens of a text, start and end included")
+    vocab_size: int = Field(default=49408, ge=259, description="largest number of tokens that the tokenizer learns")
     tokenizer: str | None = Field(default=None, description="a tokenizer.json; None: learnt from the training captions")
 
 
@@ -177,12 +90,10 @@ class HeadConfig(Section):
 
     hidden_size: int | None = Field(default=None, ge=1, description="None: the encoder's output size")
     out_size: int = Field(default=128, ge=1)
-    layers: int = Field(default=2, ge=0, description="0: none, the encoder's output is contrasted")
+    layers: int = Field(default=2, ge=0, description="0: no head, the loss compares the output of the encoder")
     norm: bool = True
     last_norm: bool = False
-    last_affine: bool = Field(
-        default=True, description="whether that last norm has weight and bias; without, no direction is common to all"
-    )
+    last_affine: bool = Field(default=True, description="whether the last norm has weight and bias")
 
 
 class OptimizerConfig(Section):
@@ -203,10 +114,10 @@ class OptimizerConfig(Section):
 
 
 class TrainerConfig(Section):
-    """What is handed on to Lightning, and where the run is logged."""
+    """Settings of the Lightning trainer, and the loggers."""
 
     accelerator: str = "auto"
-    precision: str = Field(default="auto", description="auto: bf16 where it pays, else 32 bits")
+    precision: str = Field(default="auto", description="auto: bf16-mixed where the hardware supports it, else 32 bits")
     devices: int | Literal["auto"] = "auto"
     num_nodes: int = Field(default=1, ge=1)
     strategy: str = "auto"
@@ -214,14 +125,23 @@ class TrainerConfig(Section):
     chunk_size: int | None = Field(
         default=None,
         ge=1,
-        description="samples of a device whose activations are held at a time (GradCache); the loss sees the whole batch",
+        description="samples per device whose activations are held at a time (GradCache); the loss is that of the whole batch",
     )
     channels_last: bool = True
-    compile: bool | Literal["auto"] = Field(default="auto", description="the loss through torch.compile; auto: on a GPU")
-    sync_batchnorm: bool = False
+    compile: bool | Literal["auto"] = Field(default="auto", description="compile the loss with torch.compile; auto: on a GPU")
+    compile_encoder: bool | Literal["auto"] = Field(
+        default="auto", description="compile the encoder with torch.compile; auto: on a GPU where Triton is installed"
+    )
+    cudnn_benchmark: bool = Field(default=True, description="let cuDNN try its algorithms on the first batches; CUDA only")
+    sync_batchnorm: bool | Literal["auto"] = Field(
+        default="auto", description="BatchNorm over the joined batch of all devices; auto: with several GPUs"
+    )
+    timeout_minutes: float = Field(
+        default=240, gt=0, description="how long ranks wait for each other before the training fails, for example during clustering"
+    )
     gradient_clip: float | None = Field(default=None, gt=0)
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
-    log_every: int = Field(default=10, ge=1, description="steps between two lines of the loggers")
+    log_every: int = Field(default=10, ge=1, description="steps between two entries in the loggers")
 
 
 class KnnConfig(Section):
@@ -230,31 +150,33 @@ class KnnConfig(Section):
     every: int = Field(default=1, ge=0, description="epochs between two measurements; 0: never")
     k: int = Field(default=20, ge=1)
     temperature: float = Field(default=0.1, gt=0)
-    max_samples: int = Field(default=20_000, ge=1, description="at most so many training samples in the bank")
-    nmi_seeds: int = Field(default=0, ge=0, description="k-means of the bank's features whose NMI with the labels is measured too")
+    max_samples: int = Field(default=20_000, ge=1, description="largest number of training samples in the bank")
+    nmi_seeds: int = Field(default=0, ge=0, description="number of k-means runs whose NMI with the labels is measured")
     nmi_normaliser: Literal["arithmetic", "geometric", "min", "max"] = Field(
-        default="arithmetic", description="mean of the entropies that every NMI of the training is divided by, or the smaller or larger one"
+        default="arithmetic", description="what each NMI is divided by: a mean of the two entropies, the smaller or the larger one"
     )
 
 
 class CheckpointConfig(Section):
-    """When the state is saved; the end of the training and an interruption always save."""
+    """When a checkpoint is saved. The end of the training and an interruption always save one."""
 
     every_epochs: int = Field(default=1, ge=1)
-    every_minutes: float | None = Field(default=10, gt=0, description="also within an epoch, as soon as so much time has passed; None: not")
-    keep: int = Field(default=2, ge=1, description="the newest so many: last.ckpt, last-1.ckpt, …")
-    best: bool = Field(default=False, description="also best.ckpt, that of the epoch with the highest kNN accuracy")
+    every_minutes: float | None = Field(
+        default=10, gt=0, description="between two checkpoints within an epoch; None: only at the end of epochs"
+    )
+    keep: int = Field(default=2, ge=1, description="number of newest checkpoints to keep: last.ckpt, last-1.ckpt, …")
+    best: bool = Field(default=False, description="also keep best.ckpt, the checkpoint of the epoch with the highest kNN accuracy")
 
 
 class SnapshotConfig(Section):
-    """The embeddings of a few training samples, kept now and then for the maps of the report."""
+    """Embeddings of a few training samples at a few epochs, for the maps of the report."""
 
-    epochs: int = Field(default=4, ge=0, description="so many, from the first epoch to the last; 0: none")
-    samples: int = Field(default=1000, ge=1, description="of each")
+    epochs: int = Field(default=4, ge=0, description="number of snapshots, from the first epoch to the last; 0: none")
+    samples: int = Field(default=1000, ge=1, description="samples per snapshot")
 
 
 class TrainConfig(Section):
-    """Everything that determines a training.
+    """All settings of a training.
 
     Example:
         >>> config = TrainConfig().with_settings(["optimizer.lr=0.1", "epochs=3"])
@@ -281,17 +203,17 @@ class TrainConfig(Section):
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
-        """Checks a nested mapping; the first fault is told in one sentence."""
+        """Checks a nested mapping and raises a one-sentence error for the first invalid value."""
         refuse_unknown(document, cls, where)
         refuse_not_finite(document)
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            raise UsageError(sentence(error)) from None
+            raise UsageError(validation_message(error)) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
-        """Reads a YAML document, such as a run's config.yaml."""
+        """Reads a YAML file, such as the config.yaml of a run."""
         return cls.of(read_yaml(Path(path)), str(path))
 
     def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
@@ -303,7 +225,7 @@ class TrainConfig(Section):
             for part in path:
                 inner = place.setdefault(part, {})
                 if not isinstance(inner, dict):
-                    raise UsageError(f"`{key}` cannot be set: `{part}` is no section{nearest(part, list(type(self).model_fields))}")
+                    raise UsageError(f"`{key}` cannot be set: `{part}` is not a section{suggest(part, list(type(self).model_fields))}")
                 place = inner
             if isinstance(place.get(last), dict):
                 if not isinstance(value, Mapping):
@@ -315,3 +237,86 @@ class TrainConfig(Section):
     def to_yaml(self) -> str:
         """The whole configuration, defaults included, in the order of the fields."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """`["optimizer.lr=0.1"]` → `{"optimizer.lr": 0.1}`; values are YAML, so lists, true and null work."""
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    if isinstance(settings, str):
+        settings = [settings]
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"a setting must have the form KEY=VALUE, as in optimizer.lr=0.1; received {setting!r}")
+        try:
+            parsed[key.strip()] = _number(parse_yaml(text))
+        except yaml.YAMLError:
+            raise UsageError(f"the value of `{key.strip()}` cannot be read: {text!r}; quote it if it holds special characters") from None
+    return parsed
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-3 as a string."""
+    if not isinstance(value, str) or not value[:1].isdigit():
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def suggest(name: str, valid: Iterable[str], also: Iterable[str] = ()) -> str:
+    """The end of a message about an unknown name: the nearest of `valid` and `also`, and the list of all valid names."""
+    valid = list(valid)
+    inner = [other for other in also if other.split(".")[-1] == name]
+    hint = f"; did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, [*valid, *also]) or "."
+    return f"{hint} Valid: {', '.join(valid) if valid else 'none'}"
+
+
+def refuse_unknown(document: Mapping[str, Any], model: type[BaseModel], where: str, prefix: str = "") -> None:
+    """Raises for the first key that `model` or one of its sections does not have."""
+    fields = model.model_fields
+    for key, value in document.items():
+        if key not in fields:
+            raise UsageError(f"unknown key `{prefix}{key}` in {where}{suggest(str(key), fields, _inner_keys(model))}")
+        section = fields[key].annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            if not isinstance(value, Mapping):
+                raise UsageError(f"`{prefix}{key}` (={value!r}) is a section with the keys {', '.join(section.model_fields)}")
+            refuse_unknown(value, section, where, f"{prefix}{key}.")
+
+
+def refuse_not_finite(document: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises for a number that is not finite, in any section: JSON would turn it into null."""
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            refuse_not_finite(value, f"{prefix}{key}.")
+        elif any(isinstance(each, float) and not math.isfinite(each) for each in (value if isinstance(value, list | tuple) else (value,))):
+            raise UsageError(f"`{prefix}{key}` (={value}) must be a finite number")
+
+
+def validation_message(error: ValidationError, prefix: str = "") -> str:
+    """The first error of a validation as a sentence: "`optimizer.lr` (=-1) must be greater than 0"."""
+    first = error.errors(include_url=False)[0]
+    place = prefix + ".".join(str(part) for part in first["loc"] if part not in ("int", "float") and not str(part).startswith("literal"))
+    if first["type"] == "missing":
+        return f"`{place}` is required and was not given; set it with `{place}=VALUE`"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return (
+        f"`{place}` (={first['input']!r}) must be {message}"
+        if "Input should be" in first["msg"]
+        else f"`{place}` (={first['input']!r}): {message}"
+    )
+
+
+def _inner_keys(model: type[BaseModel]) -> list[str]:
+    """`section.key` of all sections, to suggest the section of a key that was given without it."""
+    sections = ((name, field.annotation) for name, field in model.model_fields.items())
+    return [
+        f"{name}.{key}"
+        for name, section in sections
+        if isinstance(section, type) and issubclass(section, BaseModel)
+        for key in section.model_fields
+    ]

@@ -1,8 +1,6 @@
-"""Clusters during training: how far the pseudo-labels that the method goes by agree with the labels it does not see.
+"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, and agreement of pseudo-labels with the labels.
 
 Dimension key: L levels, N training samples.
-
-Nearest-neighbour accuracy during training: how well the encoder's features separate the labels, with nothing trained on them.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ from kinfolk.training.module import TrainingModule
 
 
 class ClusterQuality:
-    """A measurement of the journal: `mtpr` and `mtnr` of the pseudo-labels, and `nmi` of the clusters, with the training labels.
+    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the training labels.
 
-    Of the first level alone: the one whose number of clusters is named first. `mtpr` and `mtnr` go by the pseudo-labels as the loss uses
-    them, in which a sample that was not accepted is alone; `nmi` goes by the clusters of all samples. Nothing is measured without labels,
-    for methods that do not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
+    Only the first level is measured, whose number of clusters is named first. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
+    sample that was not accepted is alone. `nmi` uses the clusters of all samples. Nothing is measured without labels, for methods that do
+    not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
     """
 
     def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
@@ -46,25 +44,25 @@ class ClusterQuality:
             return {}
         used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
         rates = mtpr_mtnr(used_N, self.truth)
-        figures = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
-        return {name: value for name, value in figures.items() if math.isfinite(value)}
+        metrics = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
-    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters they come from; None for a method without clusters, or before
-    the first of them."""
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None for a method without clusters or
+    before the first clustering."""
     clusters = next((part for part in framework.modules() if isinstance(part, ClusterLabels)), None)
     if clusters is None or not bool(clusters.refreshed):
         return None
     owners = (part for part in framework.modules() if not isinstance(part, ClusterLabels))
-    labels = (getattr(part, "labels", None) for part in owners)  # an oracle's are (N,), and the truth
+    labels = (getattr(part, "labels", None) for part in owners)  # those of an oracle are (N,) and the true labels
     used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
     return used, clusters.labels
 
 
 def accepted_labels(framework: Framework) -> Tensor | None:
     """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the sample is alone; None for a method
-    without clusters, or before the first of them."""
+    without clusters or before the first clustering."""
     found = pseudo_labels(framework)
     if found is not None:
         used_N, clusters_N = (levels_LN[0] for levels_LN in found)
@@ -79,14 +77,14 @@ def accepted_labels(framework: Framework) -> Tensor | None:
 
 
 class Knn:
-    """A measurement of the journal: `knn`, every so many epochs and after the last one; and of the same features, where it is wanted,
-    `features_nmi` with `features_nmi_deviation`: how well k-means, with as many clusters as classes, finds the labels, over several seeds.
+    """Measures `knn` every few epochs and after the last one. On the same features it can measure `features_nmi` and
+    `features_nmi_deviation`: the NMI of k-means, with as many clusters as classes, with the labels, over several seeds.
 
-    Classified are the test samples, or those of a validation split, by the training samples; where there are neither, the training samples
-    by each other. Nothing is measured without labels.
+    The test samples, or those of a validation split, are classified by the training samples. Without either, each training sample is
+    classified by the others. Nothing is measured without labels.
 
-    A detector that the accuracy steers is never given that of the test samples, but `steering_knn`: of the validation samples, or of the
-    training samples by each other (each is held out in turn).
+    A detector that uses the accuracy never receives that of the test samples. It receives `steering_knn`: the accuracy on the validation
+    samples, or on the training samples with each held out in turn.
     """
 
     def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
@@ -110,7 +108,7 @@ class Knn:
         return found
 
     def _accuracy(self, module: TrainingModule, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
-        """Of the samples `queries` by the bank's features; None: of the bank by itself."""
+        """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
         test_x, test_y = (None, None) if queries is None else self._embedded(module, queries)
         return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature)
 
@@ -122,36 +120,36 @@ class Knn:
 
 
 def steered_by_knn(framework: Framework) -> bool:
-    """Whether a detector of the framework goes by the nearest-neighbour accuracy."""
+    """Whether a detector of the framework uses the nearest-neighbour accuracy."""
     return any("knn" in detector.wanted_metrics for detector in framework.detectors)
 
 
-def require_measured(framework: Framework, knn: Knn, method: str) -> None:
-    """Refuses a method that goes by the accuracy in a training where it is never measured."""
+def require_knn(framework: Framework, knn: Knn, method: str) -> None:
+    """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
     if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
         what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
-        raise UsageError(f"{what}: {method} goes by the nearest-neighbour accuracy during training")
+        raise UsageError(f"{what}: {method} uses the nearest-neighbour accuracy during training")
 
 
 def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` there is; each image once."""
+    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` that exists; each image once."""
     if data.labels is None:
         return None, None
     labelled = data.labels >= 0
     bank = data.once(labelled[: data.num_train].nonzero()[:, 0])
     if len(bank) < 2:
         return None, None
-    bank = _drawn(bank, max_samples, seed, "bank")
+    bank = _subsample(bank, max_samples, seed, "bank")
     for split in splits:
         ids = torch.from_numpy(data.samples.rows_of(split))
         ids = ids[labelled[ids]]
         if len(ids):
-            return bank, _drawn(data.once(ids), max_samples, seed, "queries")
+            return bank, _subsample(data.once(ids), max_samples, seed, "queries")
     return bank, None
 
 
-def _drawn(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
-    """At most `limit` of the ids, at random: samples are often sorted by class."""
+def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
+    """At most `limit` random ids: samples are often sorted by class."""
     if len(ids) <= limit:
         return ids
     return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]

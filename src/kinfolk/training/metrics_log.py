@@ -1,6 +1,6 @@
-"""What an epoch came to: loss, rate, false negatives, speed, and measurements such as kNN; a line of metrics.jsonl, and for the loggers.
+"""Logging: the line of metrics per epoch in metrics.jsonl and the loggers, and the messages in train.log and on the screen.
 
-Where the words go: train.log and the screen for ours, nowhere for Lightning's tips and hints.
+Lightning's own tips and hints are silenced.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from torch import Tensor
 
 from kinfolk import distributed
 from kinfolk.errors import KinfolkWarning, printable
-from kinfolk.files import append_line, telling
+from kinfolk.files import append_line, explain_write_errors
 from kinfolk.stats import Stats
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 
 Measurement = Callable[[TrainingModule, int], dict[str, float]]
-"""(module, number of finished epochs) → figures for the epoch's line; called on rank zero."""
+"""(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
 
 
-class Journal(pl.Callback):
-    """Sums over the steps of an epoch and writes its line; the sums are part of the checkpoint, so a resumed epoch's line is whole.
+class MetricsLog(pl.Callback):
+    """Sums loss and counts over the steps of an epoch and writes its line of metrics.
+
+    The sums are part of the checkpoint, so the line of a resumed epoch covers the whole epoch.
 
     Args:
-        run: where the line goes.
+        run: the run whose metrics.jsonl is written.
         measurements: called at the end of each epoch.
         log_every: steps between two entries in the loggers.
     """
@@ -47,6 +49,11 @@ class Journal(pl.Callback):
         self.loss = torch.zeros((), dtype=torch.float64)
         self.counts = Stats.empty().counts()
         self.steps, self.seconds = 0, 0.0
+
+    @property
+    def state_key(self) -> str:
+        """The key of its state in a checkpoint, which must not change: older checkpoints are read by it."""
+        return "Journal"
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.loss, self.counts = self.loss.to(module.device), self.counts.to(module.device)
@@ -76,7 +83,7 @@ class Journal(pl.Callback):
         if trainer.is_global_zero:
             for measure in self.measurements:
                 row |= measure(module, finished)
-        self._tell(module, row.get("steering_knn"))
+        self._share_knn(module, row.get("steering_knn"))
         row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
             row |= stats.detection()
@@ -86,8 +93,8 @@ class Journal(pl.Callback):
             append_line(self.run.metrics, json.dumps(self.row))
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
 
-    def _tell(self, module: TrainingModule, knn: float | None) -> None:
-        """Passes what rank zero has measured to the framework of all ranks, before the epoch's checkpoint."""
+    def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
+        """Passes the accuracy that rank zero has measured to the framework of all ranks, before the checkpoint of the epoch."""
         value = torch.tensor(math.nan if knn is None else knn, dtype=torch.float64, device=module.device)
         if distributed.world_size() > 1:
             dist.broadcast(value, 0)
@@ -95,18 +102,18 @@ class Journal(pl.Callback):
             module.framework.on_metric("knn", float(value))
 
     def state_dict(self) -> dict[str, Any]:
-        """Called on all ranks; the counts are those of all of them, to be taken up by rank zero."""
+        """Called on all ranks. The counts are summed over all of them and restored on rank zero only."""
         return {"loss": self.loss.cpu(), "counts": _summed(self.counts).cpu(), "steps": self.steps, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss, self.steps, self.seconds = state["loss"], state["steps"], state["seconds"]
         first = not dist.is_initialized() or dist.get_rank() == 0
-        kept = first and state["counts"].shape == self.counts.shape  # an earlier version counted less: the epoch is counted from here on
+        kept = first and state["counts"].shape == self.counts.shape  # an earlier version had fewer counts
         self.counts = state["counts"] if kept else Stats.empty().counts()
 
-    def _to_loggers(self, trainer: pl.Trainer, figures: dict[str, float], kind: str) -> None:
+    def _to_loggers(self, trainer: pl.Trainer, metrics: dict[str, float], kind: str) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics({f"{kind}/{name}": value for name, value in figures.items()}, step=trainer.global_step)
+            logger.log_metrics({f"{kind}/{name}": value for name, value in metrics.items()}, step=trainer.global_step)
 
 
 def _rate(trainer: pl.Trainer) -> float:
@@ -126,7 +133,7 @@ FILE_ONLY = "file_only"
 
 
 class _Screen(logging.Handler):
-    """Prints through the console that may be drawing a bar at the same time."""
+    """Prints through the console, which may be drawing a progress bar at the same time."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -138,7 +145,7 @@ class _Screen(logging.Handler):
 
 
 class _File(logging.FileHandler):
-    """Writes lines of printable text. A log that can't be written, as on a full disk, ends no training."""
+    """Writes lines of printable text. An unwritable log, for example on a full disk, does not end the training."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -153,11 +160,11 @@ class _File(logging.FileHandler):
 
 @contextmanager
 def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
-    """Sends the messages of "kinfolk" to a file (appended) and a console, for as long as the context lasts."""
+    """Sends the messages of the logger "kinfolk" to a file (appended) and a console within this context."""
     logger = logging.getLogger("kinfolk")
     handlers: list[logging.Handler] = []
     if file is not None:
-        with telling(file):
+        with explain_write_errors(file):
             handlers.append(_File(file, encoding="utf-8", errors="backslashreplace"))
         handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if console is not None:
@@ -177,22 +184,22 @@ def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
 
 
 @contextmanager
-def held_warnings() -> Iterator[list[str]]:
-    """Fills the list with the library's own warnings, to be logged once there is a log; those of others pass as they would."""
-    held: list[str] = []
+def collect_warnings() -> Iterator[list[str]]:
+    """Collects the warnings of this library in a list, to be logged once there is a log. Other warnings are issued as usual."""
+    collected: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KinfolkWarning)
-        yield held
+        yield collected
     for warning in caught:
         if issubclass(warning.category, KinfolkWarning):
-            held.append(str(warning.message))
+            collected.append(str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silences Lightning's advertisements, hardware lists and hints about loaders and intervals, which do not apply here; errors remain."""
+    """Silences Lightning's tips, hardware lists and hints about loaders, which do not apply here. Errors are still shown."""
     loggers = [logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

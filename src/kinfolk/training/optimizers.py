@@ -1,8 +1,7 @@
-"""Optimisers: SGD, LARS and AdamW over two parameter groups, and the scaling of the learning rate with the batch.
+"""Optimisers (SGD, LARS, AdamW), the scaling of the learning rate with the batch, and the schedule of the learning rate.
 
-Weight decay concerns the matrices and kernels alone: biases and norms (parameters with at most one dimension) are never decayed.
-
-The learning rate as a pure function of the step: warm-up, then cosine, steps or constant.
+Weight decay applies to matrices and kernels only: biases and norms (parameters with at most one dimension) are never decayed. The learning
+rate is a pure function of the step: warm-up, then cosine, steps or constant.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def build_optimizer(
     raise ValueError(f"`name` (={name!r}) must be one of {', '.join(get_args(OptimizerName))}")
 
 
-def take_out(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Gives `parameters` a group of their own, with a rate of their own and without decay."""
+def move_to_own_group(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
+    """Moves `parameters` to a group of their own, with learning rate `lr` and without weight decay."""
     own = list(parameters)
     chosen = {id(parameter) for parameter in own}
     for group in optimizer.param_groups:
@@ -96,9 +95,9 @@ def lr_factor(
     gamma: float = 0.1,
     final: float = 0.0,
 ) -> float:
-    """What the learning rate is multiplied by at `step` (from 0).
+    """The factor of the learning rate at `step` (from 0).
 
-    Warm-up rises as (step + 1) / warmup_steps, so that the first step moves and the last one of the warm-up is whole. Then, with
+    Warm-up rises as (step + 1) / warmup_steps, so the first step is not zero and the last step of the warm-up has the full rate. Then, with
     p = (step − warmup_steps) / (total_steps − warmup_steps), at most 1:
 
         cosine    final + (1 − final) · (1 + cos(π p)) / 2
@@ -107,14 +106,14 @@ def lr_factor(
 
     Args:
         step: optimiser steps done so far.
-        total_steps: of the whole training; beyond them the value stays.
+        total_steps: steps of the whole training; the value stays constant after them.
         warmup_steps: length of the warm-up.
         kind: "cosine", "steps" or "constant".
         milestones: steps at which "steps" multiplies by `gamma`.
-        gamma: that factor.
-        final: where "cosine" ends, as a share of the full rate.
+        gamma: the factor of "steps".
+        final: the end of "cosine", as a share of the full rate.
     """
-    check(total_steps, warmup_steps, kind, final)
+    check_schedule(total_steps, warmup_steps, kind, final)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if kind == "steps":
@@ -135,26 +134,26 @@ def build_scheduler(
     final: float = 0.0,
     others: Sequence[Callable[[], float]] = (),
 ) -> LambdaLR:
-    """A scheduler to be stepped after every optimiser step; its only state is the number of steps, so that resuming is exact.
+    """A scheduler that is stepped after every optimiser step. Its only state is the number of steps, so resuming is exact.
 
-    The last groups of the optimiser, one for each of `others`, go by these factors instead, whatever the step.
+    The last groups of the optimiser, one for each of `others`, use these factors instead, independent of the step.
     """
-    check(total_steps, warmup_steps, kind, final)
+    check_schedule(total_steps, warmup_steps, kind, final)
     marks = tuple(milestones)
 
     def factor(step: int) -> float:
         return lr_factor(step, total_steps, warmup_steps, kind, marks, gamma, final)
 
-    own: list[Callable[[int], float]] = [_whatever_the_step(other) for other in others]
+    own: list[Callable[[int], float]] = [_independent_of_step(other) for other in others]
     return LambdaLR(optimizer, [*[factor] * (len(optimizer.param_groups) - len(own)), *own])
 
 
-def _whatever_the_step(factor: Callable[[], float]) -> Callable[[int], float]:
+def _independent_of_step(factor: Callable[[], float]) -> Callable[[int], float]:
     return lambda _: factor()
 
 
-def check(total_steps: int, warmup_steps: int, kind: str, final: float) -> None:
-    """Refuses a schedule that can't be meant."""
+def check_schedule(total_steps: int, warmup_steps: int, kind: str, final: float) -> None:
+    """Refuses an invalid schedule."""
     if kind not in get_args(Schedule):
         raise ValueError(f"`kind` (={kind!r}) must be one of {', '.join(get_args(Schedule))}")
     if total_steps < 1:

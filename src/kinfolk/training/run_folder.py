@@ -1,8 +1,6 @@
-"""One training at a time in a run folder: two that write into it would mix their checkpoints and metrics.
+"""The folder of a run: the files in it, the lock that keeps a second training out, and the preparation before the first step.
 
-The folder of a run: what it holds, who may write into it, and what `overwrite` may remove.
-
-Before the first step: the data opened and read, the last checkpoint looked at, the run folder made ready.
+Preparation opens and reads the data, finds the last checkpoint of a resumed run, and writes samples.parquet and config.yaml.
 """
 
 from __future__ import annotations
@@ -30,50 +28,14 @@ from kinfolk.data.source import Source
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
-from kinfolk.files import UNFINISHED, DamagedFileError, write_text
+from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.documents import about_torn, read_rows
+from kinfolk.training.documents import describe_torn_lines, read_rows
 from kinfolk.training.settings import require_identity
 
+LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
-
-
-@contextmanager
-def held(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Holds `folder` for this training, by a lock of the system's that ends with the process, however it ends; for rank zero alone.
-
-    A folder that this made, and in which nothing came to be, is removed again. One that cannot be written to fails where it is written to.
-
-    Raises:
-        UsageError: another training holds it.
-
-    Example:
-        >>> import tempfile
-        >>> with held(Path(tempfile.mkdtemp())):
-        ...     pass
-    """
-    if rank > 0:
-        yield
-        return
-    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    lock = FileLock(folder / LOCK)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(f"another training is writing into `out` (={folder}); wait for its end, or give another folder") from None
-    except OSError:
-        pass
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            (folder / LOCK).unlink(missing_ok=True)
-            lock.release()
-        for parent in made:
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()
 
 
 WRITTEN = (
@@ -97,21 +59,19 @@ WRITTEN = (
     "cache",
     ".launch",
 )
-"""Everything kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
+"""Everything that kinfolk writes into a run folder, and therefore all that `overwrite` removes."""
 
 BEFORE_CONFIG = ("cache", ".launch", "samples.parquet", "quarantine.csv", "tokenizer.json")
-"""What of that is there before config.yaml, the last thing that a start writes."""
-
-LEFTOVERS = (UNFINISHED, ".partial", ".part")
+"""The files among them that are written before config.yaml, which is the last file of a start."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk; what `train` returns.
+    """A run on disk; the return value of `train`.
 
     Args:
         path: the folder.
-        rank: of this process among those that train; only rank zero writes.
+        rank: the rank of this process in the training; only rank zero writes.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -146,7 +106,7 @@ class Run:
         return self.path / "checkpoints" / "last.ckpt"
 
     def older_checkpoints(self) -> list[Path]:
-        """Those before `checkpoint`, the newest first."""
+        """The checkpoints before `checkpoint`, newest first."""
         numbered = {path: path.stem.removeprefix("last-") for path in self.checkpoint.parent.glob("last-*.ckpt")}
         return sorted((path for path, number in numbered.items() if number.isdecimal()), key=lambda path: int(numbered[path]))
 
@@ -164,54 +124,54 @@ class Run:
 
     @property
     def launch(self) -> Path:
-        """Where rank zero tells the others that everything is prepared."""
+        """The status file of rank zero; see `launch.py`."""
         return self.path / ".launch"
 
     @property
     def handover(self) -> Path:
-        """Where rank zero notes which data the others are to map."""
+        """The file that tells the other ranks which data to map."""
         return self.path / "cache" / "handover.json"
 
     @property
     def exists(self) -> bool:
-        """Whether anything of a run is there."""
+        """Whether the folder has any file of a run."""
         return any((self.path / name).exists() for name in WRITTEN)
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, one for each finished epoch; warns of those that are torn."""
+        """The lines of metrics.jsonl, one per finished epoch; warns about torn lines."""
         rows, torn = read_rows(self.metrics)
         if torn:
-            warnings.warn(about_torn(self.metrics, torn), KinfolkWarning, stacklevel=2)
+            warnings.warn(describe_torn_lines(self.metrics, torn), KinfolkWarning, stacklevel=2)
         return rows
 
-    def require_own(self) -> None:
-        """Refuses a folder that holds something else than a run, or the beginning of one."""
+    def require_run_folder(self) -> None:
+        """Refuses a folder that is not a run folder, or the start of one."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         if not self.path.is_dir() or self.config.exists() or self.samples.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if not self._of_a_start(entry))
+        foreign = sorted(entry.name for entry in self.path.iterdir() if not self._is_from_failed_start(entry))
         if foreign:
             raise UsageError(f"`out` (={self.path}) is not a run folder (it contains {shown(foreign[0])}); give another folder")
 
     def require_unused(self) -> None:
-        """Refuses a folder that is in use. What a start that failed or was killed has left is not in the way."""
+        """Refuses a folder that is in use. Files of a start that failed or was killed are allowed."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
-        if self.path.is_dir() and not all(self._of_a_start(entry) for entry in self.path.iterdir()):
+        if self.path.is_dir() and not all(self._is_from_failed_start(entry) for entry in self.path.iterdir()):
             what = "already holds a run" if self.exists else "is not empty"
             raise UsageError(f"`out` (={self.path}) {what}; resume it, overwrite it, or give another folder")
 
-    def _of_a_start(self, entry: Path) -> bool:
-        """Whether a file is one that is written before config.yaml, so that it says nothing of a run that has begun."""
-        return entry.name in (*BEFORE_CONFIG, LOCK) or (entry.name.endswith(LEFTOVERS) and self._is_own(entry))
+    def _is_from_failed_start(self, entry: Path) -> bool:
+        """Whether a file is written before config.yaml, so that it does not mean that a run has started."""
+        return entry.name in (*BEFORE_CONFIG, LOCK) or (is_unfinished(entry.name) and self._is_run_file(entry))
 
     @staticmethod
-    def _is_own(entry: Path) -> bool:
+    def _is_run_file(entry: Path) -> bool:
         return any(entry.name.startswith(name.partition(".")[0] + ".") for name in WRITTEN)
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
-        """Removes what a run wrote, and nothing else; of that not what `keep` names."""
+        """Removes the files of a run except those in `keep`, and nothing else."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         for name in [name for name in WRITTEN if name not in keep]:
@@ -221,35 +181,70 @@ class Run:
             else:
                 entry.unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
-        self.sweep()
+        self.remove_unfinished_files()
 
-    def sweep(self) -> None:
-        """Removes files that a killed process left half written: of the names a run writes, and no others."""
+    def remove_unfinished_files(self) -> None:
+        """Removes temporary files that a killed process left behind, only of names that a run writes."""
         folders = (self.path, self.path / "checkpoints", self.path / "eval", self.snapshots)
-        for entry in [entry for folder in folders for suffix in LEFTOVERS for entry in folder.glob(f"*{suffix}")]:
+        for entry in [entry for folder in folders for entry in folder.glob("*") if is_unfinished(entry.name)]:
             inside = entry.parent != self.path
-            if entry.is_file() and (inside or self._is_own(entry)):
+            if entry.is_file() and (inside or self._is_run_file(entry)):
                 entry.unlink()
 
-    def cut_metrics(self, step: int, epochs: int = 0) -> None:
-        """Drops the lines after `step`, and torn ones: what the resumed training will write again. Lines of the `epochs` that are done are
-        not written again, so if one is torn or missing, which no killed process leaves, a warning says so."""
+    def truncate_metrics(self, step: int, epochs: int = 0) -> None:
+        """Drops the lines after `step` and torn lines, which the resumed training writes again. Lines of the `epochs` that are done are not
+        written again, so a warning names those that are torn or missing. A killed process does not leave such lines."""
         rows, torn = read_rows(self.metrics)
         kept = [row for row in rows if row.get("step", 0) <= step]
         if torn and torn[0] <= len(rows):
-            warnings.warn(about_torn(self.metrics, torn), KinfolkWarning, stacklevel=2)
+            warnings.warn(describe_torn_lines(self.metrics, torn), KinfolkWarning, stacklevel=2)
         elif len(kept) < epochs:
-            told = f"{shown(str(self.metrics))} has readable lines of {len(kept)} of the {epochs} epochs that are done"
-            warnings.warn(f"{told}; the others are lost", KinfolkWarning, stacklevel=2)
+            message = f"{shown(str(self.metrics))} has readable lines of {len(kept)} of the {epochs} epochs that are done"
+            warnings.warn(f"{message}; the others are lost", KinfolkWarning, stacklevel=2)
         if self.metrics.exists():
             write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-LOG = logging.getLogger("kinfolk.training")
+@contextmanager
+def lock_run_folder(folder: Path, rank: int = 0) -> Iterator[None]:
+    """Locks `folder` for this training, on rank zero. The lock of the operating system ends with the process.
+
+    Folders that this function created and that are still empty afterwards are removed. An unwritable folder raises an error later, where
+    it is written to.
+
+    Raises:
+        UsageError: another training has locked the folder.
+
+    Example:
+        >>> import tempfile
+        >>> with lock_run_folder(Path(tempfile.mkdtemp())):
+        ...     pass
+    """
+    if rank > 0:
+        yield
+        return
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"another training is writing into `out` (={folder}); wait for its end, or give another folder") from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            (folder / LOCK).unlink(missing_ok=True)
+            lock.release()
+        for parent in made:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
 
 
 def open_data(data: object | None, config: TrainConfig, run: Run | None = None) -> Source:
-    """The source of the pictures: `data`, or else what the configuration names. `run`: whose cache may know more of it."""
+    """Opens the source of the images: `data`, or the source in the configuration. An index of it may be in the cache of `run`."""
     named = config.data
     spec = named.source if data is None else data
     if spec is None:
@@ -282,7 +277,7 @@ def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSourc
 
 
 def read_data(source: Source, config: TrainConfig, run: Run, several: bool, progress: bool) -> ImageData:
-    """Pixels that had to be decoded, or that several processes read, are kept in the run folder unless another place is named."""
+    """Reads the images. Decoded pixels, and those that several processes share, are kept in the run folder or the configured one."""
     cache = config.data.cache_dir or (run.path / "cache" if several or source.native_size is None else None)
     assert config.data.image_size is not None, "resolved"
     if isinstance(source, StreamSource):
@@ -303,10 +298,10 @@ def read_data(source: Source, config: TrainConfig, run: Run, several: bool, prog
     )
 
 
-def last_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
-    """What the last checkpoint says of itself, with data and settings still as they were; None where there is no checkpoint yet.
+def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
+    """The `kinfolk` entry of the last checkpoint, after a check that data and settings have not changed; None without a checkpoint.
 
-    For one that is damaged the newest good one before it takes its place, with a warning. One of another run is refused.
+    A damaged checkpoint is replaced by the newest good one before it, with a warning. A checkpoint of another run is refused.
     """
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     for path in saved:
@@ -315,11 +310,11 @@ def last_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] 
         except DamagedFileError as error:
             if path == saved[-1]:
                 raise
-            warnings.warn(f"{error}; the one before it is taken instead", KinfolkWarning, stacklevel=2)
+            warnings.warn(f"{error}; the one before it is used instead", KinfolkWarning, stacklevel=2)
             continue
         samples = Samples.read(run.samples)
         require_identity(state, config, samples_digest(samples), samples.num_train, path)
-        if not isinstance(source, StreamSource):  # of which `require_same` compares the table
+        if not isinstance(source, StreamSource):  # `require_same_samples` compares its table later
             check_unchanged(samples, source, read_quarantine(run.quarantine))
         if path != run.checkpoint:
             os.replace(path, run.checkpoint)
@@ -327,16 +322,16 @@ def last_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] 
     return None
 
 
-def nothing_begun(run: Run) -> str:
-    """The sentence for a folder that is to be resumed and has no config.yaml: killed while the data was read, or a disk that was full."""
+def explain_missing_config(run: Run) -> str:
+    """The message for resuming a folder without config.yaml: the start was killed while it read the data, or the disk was full."""
     if run.checkpoint.exists():
-        return f"{run.config} is missing, and without it the run can't be resumed; restore it, or start a new run"
-    there = "; the images that were read are in its cache and need not be read again" if (run.path / "cache").is_dir() else ""
-    return f"nothing had begun in {run.path}: repeat the whole command that started it, with --data and its other options{there}"
+        return f"{run.config} is missing, and the run cannot be resumed without it; restore it, or start a new run"
+    there = "; images that were read already are in its cache" if (run.path / "cache").is_dir() else ""
+    return f"no training has started in {run.path}: repeat the whole command that started it, with --data and its other options{there}"
 
 
-def require_same(run: Run, images: ImageData) -> None:
-    """Refuses to go on where reading the data has given other samples than it did when the run began, a repaired file included."""
+def require_same_samples(run: Run, images: ImageData) -> None:
+    """Raises if the samples differ from those at the start of the run, for example because a broken file was repaired."""
     found = Samples.read(run.samples).first_difference(images.samples)
     if found is not None:
         raise KinfolkError(f"the data has changed since the run began: {found}; restore it, or start a new run")
@@ -350,13 +345,13 @@ def write_start(
     overwrite: bool,
     text: TextData | StreamedText | None = None,
 ) -> None:
-    """The folder as it is before the first step, or at the checkpoint; config.yaml comes last and says that the rest is there."""
+    """Writes the folder as it is before the first step or at the checkpoint. config.yaml comes last and marks the folder as complete."""
     if state is None and overwrite:
         run.clear(keep=("cache",))
     run.path.mkdir(parents=True, exist_ok=True)
-    run.sweep()
-    run.cut_metrics(*(0, 0) if state is None else (state["step"], state["epoch"]))
-    cut_snapshots(run.snapshots, 0 if state is None else state["epoch"])
+    run.remove_unfinished_files()
+    run.truncate_metrics(*(0, 0) if state is None else (state["step"], state["epoch"]))
+    remove_later_snapshots(run.snapshots, 0 if state is None else state["epoch"])
     if state is None:
         images.samples.to_parquet(run.samples)
         write_quarantine(images.quarantine, run.quarantine)
@@ -365,8 +360,8 @@ def write_start(
     write_text(run.config, config.to_yaml())
 
 
-def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None) -> None:
-    """What is about to happen, in a few lines."""
+def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None) -> None:
+    """Logs what is about to happen in a few lines."""
     if run.rank > 0:
         return
     refused = summary(images.quarantine, len(images) + len(images.quarantine), run.quarantine)
@@ -377,6 +372,8 @@ def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str
             "gradients of %d batches are accumulated for each step; this adds no negatives (`trainer.chunk_size` with a larger batch does)",
             config.trainer.accumulate,
         )
+    if config.trainer.sync_batchnorm is True and num_processes(config) > 1:
+        LOG.info("BatchNorm uses the joined batch of all %d devices (`trainer.sync_batchnorm`)", num_processes(config))
     if state is not None:
         LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
         if state["epochs"] != config.epochs:
@@ -386,24 +383,24 @@ def tell_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str
 
 
 def num_processes(config: TrainConfig) -> int:
-    """Over all machines; the configuration must be resolved."""
+    """Number of processes over all machines; the configuration must be resolved."""
     assert isinstance(config.trainer.devices, int)
     return config.trainer.devices * config.trainer.num_nodes
 
 
-def cut_snapshots(folder: Path, epoch: int) -> None:
-    """Removes those after `epoch`, which a resumed training will write again."""
+def remove_later_snapshots(folder: Path, epoch: int) -> None:
+    """Removes the snapshots after `epoch`, which a resumed training writes again."""
     for path in folder.glob("epoch-*.safetensors"):
         if epoch_of(path) > epoch:
             path.unlink()
 
 
 def snapshot_file(folder: Path, epoch: int) -> Path:
-    """Where the one after `epoch` is written."""
+    """The file of the snapshot after `epoch`."""
     return folder / f"epoch-{epoch:04d}.safetensors"
 
 
 def epoch_of(path: Path) -> int:
-    """The number in its name; −1 for another file."""
+    """The epoch in the name of a snapshot; −1 for another file."""
     number = path.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1

@@ -57,7 +57,7 @@ def test_override_for_all_views_or_for_each() -> None:
         ({"kernel": 0.0}, "`kernel` (=0.0) must be in (0, 1]"),
         ({"blur": ()}, "`blur` (=()) must be a number, or one number per view"),
         ({"blur": "often"}, "`blur` (=often) must be a number or a list of numbers"),
-        ({"blurr": 0.5}, "`blurr` is not a setting of the views (did you mean 'blur'?)"),
+        ({"blurr": 0.5}, "`blurr` is not a setting of the views; did you mean blur?"),
     ],
 )
 def test_refuses_with_name_value_and_rule(overrides: dict[str, Value], message: str) -> None:
@@ -66,7 +66,7 @@ def test_refuses_with_name_value_and_rule(overrides: dict[str, Value], message: 
 
 
 def test_refuses_an_unknown_preset() -> None:
-    with pytest.raises(UsageError, match=r"`preset` \(='simclrr'\) must be one of simclr, .* \(did you mean 'simclr'\?\)"):
+    with pytest.raises(UsageError, match=r"`preset` \(='simclrr'\) must be one of simclr, .*; did you mean simclr\?"):
         augmentations("simclrr", 32, {})
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation import transforms as crop
+from kinfolk.data.augmentation import transforms
 from kinfolk.data.augmentation import views as views_module
 from kinfolk.data.augmentation.presets import PRESETS
 from kinfolk.data.augmentation.transforms import NUM_UNIFORM, draw
@@ -42,7 +42,7 @@ def test_equals_the_reference_chain() -> None:
     pixels = 80 + random_pixels(12, 20, 24) // 4
     got = views(pixels, seeded(7), num_views=1)[0]
 
-    draws = draw(views.augmentations[0], torch.rand(12, NUM_UNIFORM, generator=seeded(7)), 20, 24)
+    draws = draw(views.augmentations, torch.rand(1, 12, NUM_UNIFORM, generator=seeded(7)), 20, 24)[0]
     assert 0 < draws.blur.sum() < 12
     assert 0 < draws.solarise.sum() < 12
     for one in range(12):
@@ -116,8 +116,8 @@ def test_first_views_do_not_depend_on_how_many_follow() -> None:
 
 def test_a_setting_changes_only_what_it_names() -> None:
     pixels = random_pixels(16, 32, 32)
-    uniform = torch.rand(16, NUM_UNIFORM, generator=seeded())
-    one, other = (draw(Views("simclr", 32, blur=blur).augmentations[0], uniform, 32, 32) for blur in (0.0, 1.0))
+    uniform = torch.rand(1, 16, NUM_UNIFORM, generator=seeded())
+    one, other = (draw(Views("simclr", 32, blur=blur).augmentations, uniform, 32, 32) for blur in (0.0, 1.0))
     assert torch.equal(one.box, other.box)
     assert torch.equal(one.factors, other.factors)
     assert not one.blur.any()
@@ -127,7 +127,7 @@ def test_a_setting_changes_only_what_it_names() -> None:
 
 @pytest.mark.parametrize(("height", "large"), [(32, 10**9), (32, 0)])
 def test_parts_of_the_batch_do_not_show(height: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crop, "LARGE", large)
+    monkeypatch.setattr(transforms, "LARGE", large)
     views, pixels = Views("simclr", 32, blur=0.5, solarise=0.5), random_pixels(7, height, 32)
     whole = views(pixels, seeded())
     monkeypatch.setattr(views_module, "_CHUNK_BYTES", 1)
@@ -138,7 +138,7 @@ def test_large_images_are_treated_as_small_ones(monkeypatch: pytest.MonkeyPatch)
     pixels = random_pixels(12, 48, 48)
     views = Views("simclr", 40, (0, 0, 0), (1, 1, 1), blur=0.5, kernel=0.3)
     batched, evaluated = views(pixels, seeded()), views.evaluate(pixels)
-    monkeypatch.setattr(crop, "LARGE", 0)
+    monkeypatch.setattr(transforms, "LARGE", 0)
     # one resizes to whole bytes, the other does not; the colours may stretch the difference
     torch.testing.assert_close(views(pixels, seeded()), batched, atol=4 / 255, rtol=0)
     torch.testing.assert_close(views.evaluate(pixels), evaluated, atol=1.01 / 255, rtol=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.data.augmentation.presets import Augmentation, augmentations
-from kinfolk.data.augmentation.transforms import NUM_UNIFORM, draw
+from kinfolk.data.augmentation.transforms import NUM_UNIFORM, Draws, draw
 from kinfolk.data.augmentation.views import Views
 from tests.reference import augmentation as reference
 
@@ -21,16 +21,20 @@ def uniforms(num: int = NUM) -> Tensor:
     return torch.rand(num, NUM_UNIFORM, generator=torch.Generator().manual_seed(0))
 
 
+def drawn(how: Augmentation) -> Draws:
+    return draw([how], uniforms()[None], 32, 32)[0]
+
+
 def test_rates_are_the_probabilities() -> None:
     how = Augmentation(flip=0.5, grey=0.2, blur=0.3, solarise=0.1, jitter=0.8)
-    draws = draw(how, uniforms(), 32, 32)
+    draws = drawn(how)
     changed = (draws.factors != torch.tensor([1.0, 1.0, 1.0, 0.0])).any(dim=1)
     for got, rate in ((draws.flip, 0.5), (draws.grey, 0.2), (draws.blur, 0.3), (draws.solarise, 0.1), (changed, 0.8)):
         assert got.float().mean().item() == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / NUM))
 
 
 def test_draws_are_independent() -> None:
-    draws = draw(Augmentation(blur=0.5, solarise=0.5), uniforms(), 32, 32)
+    draws = drawn(Augmentation(blur=0.5, solarise=0.5))
     columns = [draws.box[:, 2] * draws.box[:, 3], draws.flip, draws.factors[:, 0], draws.factors[:, 3], draws.grey, draws.blur, draws.sigma]
     correlation = torch.corrcoef(torch.stack([column.double() for column in [*columns, draws.solarise, draws.order[:, 0]]]))
     assert (correlation - torch.eye(len(correlation))).abs().max() < 5 / math.sqrt(NUM)
@@ -38,7 +42,7 @@ def test_draws_are_independent() -> None:
 
 @pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
 def test_factors_are_uniform_in_torchvisions_ranges(strength: float) -> None:
-    draws = draw(Augmentation(jitter=1.0, strength=strength), uniforms(), 32, 32)
+    draws = drawn(Augmentation(jitter=1.0, strength=strength))
     low, high = max(0.0, 1 - 0.8 * strength), 1 + 0.8 * strength
     for which, (least, most) in enumerate([(low, high)] * 3 + [(-0.2 * strength, 0.2 * strength)]):
         values = draws.factors[:, which]
@@ -49,7 +53,7 @@ def test_factors_are_uniform_in_torchvisions_ranges(strength: float) -> None:
 
 
 def test_every_order_is_as_likely() -> None:
-    order = draw(Augmentation(), uniforms(), 32, 32).order
+    order = drawn(Augmentation()).order
     codes = (order * torch.tensor([64, 16, 4, 1])).sum(dim=1)
     counts = codes.bincount()
     counts = counts[counts > 0]
@@ -58,7 +62,7 @@ def test_every_order_is_as_likely() -> None:
 
 
 def test_sigma_is_uniform() -> None:
-    sigma = draw(Augmentation(), uniforms(), 32, 32).sigma
+    sigma = drawn(Augmentation()).sigma
     assert 0.1 <= sigma.min() < 0.11
     assert 1.99 < sigma.max() <= 2.0
     assert sigma.mean().item() == pytest.approx(1.05, abs=0.02)

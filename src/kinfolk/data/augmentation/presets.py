@@ -1,15 +1,14 @@
-"""What the papers do to a picture: one `Augmentation` per view, by name and size.
+"""Augmentation settings of the papers: one `Augmentation` per view, by preset name and image size.
 
-Two values depend on the size. SimCLR trains on CIFAR-10 without blur and with half the colour strength. So up to `SMALL` pixels a side
-the blur of every preset is off and `simclr` has strength 0.5; above, the papers' ImageNet values hold. Anything can be overridden.
+Two values depend on the size, because SimCLR trains on CIFAR-10 without blur and with half the colour strength. Up to `SMALL` pixels a side
+the blur of every preset is off and `simclr` has strength 0.5; above, the papers' ImageNet values are used. Any setting can be overridden.
 """
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, did_you_mean
 
 SMALL = 64
 Pair = tuple[float, float]
@@ -23,10 +22,10 @@ def _check(name: str, value: object, good: bool, rule: str) -> None:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How one view is made; the defaults are SimCLR's. Values mean what they mean in torchvision.
+    """How one view is made. The defaults are SimCLR's, and values have the same meaning as in torchvision.
 
     Args:
-        scale, ratio: share of the area and width / height of the crop, lowest and highest.
+        scale, ratio: lowest and highest share of the area, and lowest and highest width / height, of the crop.
         flip: probability of a horizontal flip.
         jitter: probability that the colours are changed at all.
         brightness, contrast, saturation: factors are uniform in [max(0, 1 - value), 1 + value].
@@ -69,7 +68,7 @@ class Augmentation:
 _BYOL = Augmentation(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
 _STILL = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
 
-# the views in turn: a preset of two makes odd views by the first and even views by the second
+# one entry per view; view v uses entry v modulo their number
 PRESETS: dict[str, tuple[Augmentation, ...]] = {
     # Chen et al. 2020, A Simple Framework for Contrastive Learning of Visual Representations
     "simclr": (Augmentation(),),
@@ -79,20 +78,23 @@ PRESETS: dict[str, tuple[Augmentation, ...]] = {
     "byol": (replace(_BYOL, blur=1.0), replace(_BYOL, blur=0.1, solarise=0.2)),
     # Yuan et al. 2022, Provable Stochastic Optimization for Global Contrastive Learning: BYOL's first view twice, as in the authors' code
     "sogclr": (replace(_BYOL, blur=1.0),),
-    # for digits, documents, microscopy: where a mirrored or differently coloured picture is another picture
+    # for digits, documents, microscopy: where a mirrored or recoloured image means something else
     "mild": (replace(_STILL, scale=(0.5, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.8, brightness=0.2, contrast=0.2, saturation=0.0, hue=0.0),),
-    # Radford et al. 2021, Learning Transferable Visual Models From Natural Language Supervision: a random square and nothing else, so that
-    # the caption stays true; scale as in open_clip
+    # Radford et al. 2021, Learning Transferable Visual Models From Natural Language Supervision: only a random square, so that the
+    # caption stays true; scale as in open_clip
     "clip": (replace(_STILL, scale=(0.9, 1.0), ratio=(3 / 4, 4 / 3)),),
-    # no change: the centre square, resized
+    # no randomness: the centre square, resized
     "plain": (_STILL,),
 }
 
 
 def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[Augmentation, ...]:
-    """The preset's augmentations at this size; an override is one value for all views or, where the field is a number, one per view."""
+    """The augmentations of a preset at an image size.
+
+    An override is one value for all views or, if the setting is a single number, a list with one value per view.
+    """
     if preset not in PRESETS:
-        raise UsageError(f"`preset` (={preset!r}) must be one of {', '.join(PRESETS)}{_nearest(preset, list(PRESETS))}")
+        raise UsageError(f"`preset` (={preset!r}) must be one of {', '.join(PRESETS)}{did_you_mean(preset, PRESETS, limit=1)}")
     made = PRESETS[preset]
     if size <= SMALL:
         made = tuple(replace(one, blur=0.0, strength=0.5 if preset == "simclr" else one.strength) for one in made)
@@ -101,7 +103,7 @@ def augmentations(preset: str, size: int, overrides: dict[str, Value]) -> tuple[
     per_view: dict[str, list[float | Pair]] = {}
     for name, value in overrides.items():
         if name not in known:
-            raise UsageError(f"`{name}` is not a setting of the views{_nearest(name, list(known))}; there are {', '.join(known)}")
+            raise UsageError(f"`{name}` is not a setting of the views{did_you_mean(name, known, limit=1)}; there are {', '.join(known)}")
         if value is not None:
             per_view[name] = _values(name, value, pair=known[name] == "Pair")
     num = max([len(made)] + [len(values) for values in per_view.values()])
@@ -120,8 +122,3 @@ def _values(name: str, value: float | tuple[float, ...] | list[float], pair: boo
         return [(float(numbers[0]), float(numbers[1]))]
     _check(name, value, len(numbers) > 0, "a number, or one number per view")
     return [float(number) for number in numbers]
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

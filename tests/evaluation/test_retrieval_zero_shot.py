@@ -36,7 +36,7 @@ def test_alike_embeddings_come_to_chance() -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names of the classes"):
         class_embeddings(embed, [])
-    with pytest.raises(UsageError, match="has no place for the name"):
+    with pytest.raises(UsageError, match="does not contain"):
         class_embeddings(embed, ["dog"], ["a photo"])
     with pytest.raises(UsageError, match="at least one template"):
         class_embeddings(embed, ["dog"], [])

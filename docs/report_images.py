@@ -1,8 +1,8 @@
-"""Takes the pictures of the page on the report from a run's report.html.
+"""Takes the screenshots of the report page from a run's report.html.
 
     .venv/bin/kinfolk train --data digits --out runs/ifnd --method simclr+ifnd --epochs 12 --model resnet10 --image-size 16 \
         --set model.width=8 --set 'detector.num_clusters=[20]' --set views.preset=mild --set snapshots.samples=600
-    .venv/bin/python docs/report_pictures.py runs/ifnd
+    .venv/bin/python docs/report_images.py runs/ifnd
 
 Needs Chromium and playwright.
 """

@@ -22,14 +22,14 @@ def test_a_row_for_each_label(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("picture,label\na.jpg,dog\n", "no column 'image'"),
-        ("image,label\na.jpg,\n", "names no labels"),
-        ("image,label\nx.jpg,dog\n", "names none of the data's images"),
+        ("image,label\na.jpg,\n", "contains no labels"),
+        ("image,label\nx.jpg,dog\n", "lists none of the images"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_tables_are_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "voc.csv"
     file.write_text(text)
     with pytest.raises(KinfolkError, match=message):
         read_label_sets(file, ["a.jpg"])
-    with pytest.raises(KinfolkError, match="there is no table"):
+    with pytest.raises(KinfolkError, match="is not a table"):
         read_label_sets(tmp_path / "other.csv", ["a.jpg"])

@@ -54,7 +54,7 @@ def test_a_list_of_file_names(tmp_path: Path) -> None:
 
 def test_lists_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
-    for text, message in (("same.png", "the name of 2 samples"), ("n99_7.JPEG", "names none of the labelled"), ("", "it lists nothing")):
+    for text, message in (("same.png", "matches 2 samples"), ("n99_7.JPEG", "matches none of the labelled"), ("", "it lists nothing")):
         path.write_text(text)
         with pytest.raises(UsageError, match=message):
             read_subset(path, KEYS)

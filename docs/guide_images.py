@@ -1,6 +1,6 @@
-"""Takes the pictures of the guide from a run and an audit made by its commands.
+"""Takes the screenshots of the guide from a run and an audit made by its commands.
 
-    .venv/bin/python docs/pictures.py runs/glofnd audit
+    .venv/bin/python docs/guide_images.py runs/glofnd audit
 
 Needs Chromium and playwright.
 """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.augmentation.transforms import jitter, recolour, to_grey, turn
+from kinfolk.data.augmentation.transforms import jitter, recolour, to_grey
 from tests.reference import augmentation as reference
 
 NEVER, ALWAYS = torch.tensor([False]), torch.tensor([True])
@@ -52,8 +52,10 @@ def test_hue_is_exact_at_thirds(turns: float) -> None:
 
 
 def test_hue_leaves_grey_alone_and_keeps_the_mean() -> None:
-    turns = torch.linspace(-0.5, 0.5, 11, dtype=torch.float64)
-    matrix = turn(turns)
+    factors = torch.ones(11, 4, dtype=torch.float64)
+    factors[:, 3] = torch.linspace(-0.5, 0.5, 11, dtype=torch.float64)
+    matrix, pull = jitter(factors, torch.arange(4).expand(11, 4))
+    assert not pull.any()
     torch.testing.assert_close(matrix.sum(dim=2), torch.ones(11, 3, dtype=torch.float64))
     torch.testing.assert_close(matrix.sum(dim=1), torch.ones(11, 3, dtype=torch.float64))
     torch.testing.assert_close(matrix[0], matrix[-1])

@@ -1,4 +1,4 @@
-"""The crop: weights against explicit sampling, boxes against torchvision's way of drawing them."""
+"""Crop and resize: weights against explicit sampling, boxes against torchvision's way of drawing them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from kinfolk.data.augmentation.transforms import NUM_TRIES, centred_boxes, crop_boxes, resample, resample_each, resize_weights
+from kinfolk.data.augmentation.transforms import (
+    NUM_TRIES,
+    box_weights,
+    centred_boxes,
+    crop_boxes,
+    resample,
+    resample_each,
+    resize_weights,
+)
 from tests.reference import augmentation as reference
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -20,15 +28,22 @@ def uniform(num: int, seed: int = 0) -> Tensor:
     return torch.rand(num, 2 * NUM_TRIES + 2, generator=torch.Generator().manual_seed(seed))
 
 
+def boxes(
+    uniforms: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], aspect: Tensor | None = None
+) -> Tensor:
+    area, tries, place = uniforms.split([NUM_TRIES, NUM_TRIES, 2], dim=1)
+    low, high = map(math.log, ratio)
+    return crop_boxes(scale[0] + (scale[1] - scale[0]) * area, torch.exp(low + (high - low) * tries), place, height, width, ratio, aspect)
+
+
 def resized(pixels: Tensor, box: Tensor, size: int, flip: Tensor) -> Tensor:
-    rows = resize_weights(box[:, 0], box[:, 2], pixels.shape[1], size)
-    return resample(pixels, rows, resize_weights(box[:, 1], box[:, 3], pixels.shape[2], size, flip))
+    return resample(pixels, *box_weights(box, pixels.shape[1], pixels.shape[2], size, flip))
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(12, 12, 12), (9, 14, 5), (6, 5, 11), (1, 1, 3), (8, 8, 1)])
 def test_resampling_equals_explicit_sampling(height: int, width: int, size: int) -> None:
     pixels = torch.randint(0, 256, (6, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    box = crop_boxes(uniform(6), height, width, SCALE, RATIO)
+    box = boxes(uniform(6), height, width, SCALE, RATIO)
     flip = torch.tensor([True, False] * 3)
     got, each = resized(pixels, box, size, flip), resample_each(pixels, box, size, flip)
     assert torch.equal(each, each.round())
@@ -41,7 +56,7 @@ def test_resampling_equals_explicit_sampling(height: int, width: int, size: int)
 
 def test_resampling_equals_torch_antialiased_bilinear() -> None:
     pixels = torch.randint(0, 256, (8, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
-    box = crop_boxes(uniform(8), 96, 128, SCALE, RATIO)
+    box = boxes(uniform(8), 96, 128, SCALE, RATIO)
     got = resized(pixels, box, 32, torch.zeros(8, dtype=torch.bool))
     for one in range(8):
         top, left, tall, wide = (int(value) for value in box[one])
@@ -72,7 +87,7 @@ def test_weights_sum_to_one_and_stay_in_the_box() -> None:
 )
 def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int, ratio: tuple[float, float]) -> None:
     num = 20_000
-    box = crop_boxes(uniform(num), height, width, SCALE, ratio).double()
+    box = boxes(uniform(num), height, width, SCALE, ratio).double()
     rng = random.Random(0)
     expected = torch.tensor([reference.crop_box(rng, height, width, SCALE, ratio) for _ in range(num)], dtype=torch.float64)
     assert torch.equal(box, box.round())
@@ -89,8 +104,8 @@ def test_boxes_are_distributed_as_torchvision_draws_them(height: int, width: int
 def test_squashed_image_is_cropped_as_its_original() -> None:
     num = 20_000
     uniforms = uniform(num)
-    original = crop_boxes(uniforms, 256, 512, SCALE, RATIO)
-    squashed = crop_boxes(uniforms, 256, 256, SCALE, RATIO, torch.full((num,), 2.0))
+    original = boxes(uniforms, 256, 512, SCALE, RATIO)
+    squashed = boxes(uniforms, 256, 256, SCALE, RATIO, torch.full((num,), 2.0))
     stretched = squashed * torch.tensor([1.0, 2.0, 1.0, 2.0])
     # the same draws, up to rounding to whole pixels; a try at the very edge may fit in one and not in the other
     close = ((stretched - original).abs() <= 4).all(dim=1)
@@ -101,9 +116,9 @@ def test_squashed_image_is_cropped_as_its_original() -> None:
 
 
 def test_nothing_fits_takes_the_centre() -> None:
-    tall = crop_boxes(uniform(5), 40, 10, (1.0, 1.0), (1.0, 1.0))
+    tall = boxes(uniform(5), 40, 10, (1.0, 1.0), (1.0, 1.0))
     assert torch.equal(tall, torch.tensor([[15.0, 0.0, 10.0, 10.0]]).expand(5, 4))
-    wide = crop_boxes(uniform(5), 10, 40, (1.0, 1.0), (0.5, 2.0))
+    wide = boxes(uniform(5), 10, 40, (1.0, 1.0), (0.5, 2.0))
     assert torch.equal(wide, torch.tensor([[0.0, 10.0, 10.0, 20.0]]).expand(5, 4))
 
 
@@ -115,7 +130,7 @@ def test_centred_box_is_the_square_of_the_original() -> None:
 def test_a_uniform_number_just_below_one_stays_inside() -> None:
     edge = torch.full((1, 2 * NUM_TRIES + 2), 1 - 2**-24)
     edge[:, :NUM_TRIES] = 0.0
-    box = crop_boxes(edge, 2**12, 2**12, SCALE, (1.0, 1.0))
+    box = boxes(edge, 2**12, 2**12, SCALE, (1.0, 1.0))
     assert box[0, 0] + box[0, 2] <= 2**12
     assert box[0, 1] + box[0, 3] <= 2**12
 

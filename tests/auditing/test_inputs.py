@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 import kinfolk as kf
+from kinfolk.auditing.annotations import read_labels
+from kinfolk.auditing.audit_input import open_input
 from kinfolk.auditing.inputs import open_features
-from kinfolk.auditing.result import read_labels
 from kinfolk.errors import KinfolkError, UsageError
 
 X = np.random.default_rng(0).normal(size=(9000, 5)).astype(np.float32)
@@ -118,8 +120,8 @@ def test_what_else_may_be_wrong(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": pa.array([], pa.list_(pa.float32()))}), tmp_path / "none.parquet")
     (tmp_path / "x.txt").write_text("1")
     for name, key, words in (
-        ("two.npz", None, "say with --key which part .* it holds a, b"),
-        ("two.npz", "c", "holds no 'c'; it holds a, b"),
+        ("two.npz", None, "with --key; it contains a, b"),
+        ("two.npz", "c", "contains no 'c'; it contains a, b"),
         ("int.safetensors", None, "holds I64; features must be"),
         ("names.parquet", None, "no column of floats"),
         ("ragged.parquet", None, "unequal lengths"),
@@ -143,7 +145,7 @@ def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "y.tsv").write_text("label\tid\n" + "".join(f"{name}\t{i}\n" for i, name in enumerate(names)))
     (tmp_path / "y.txt").write_text("\n".join(names))
     for suffix in ("npy", "npz", "parquet", "csv", "tsv", "txt"):
-        assert [str(label) for label in read_labels(tmp_path / f"y.{suffix}")] == names, suffix
+        assert [str(label) for label in read_labels(tmp_path / f"y.{suffix}").values] == names, suffix
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="no column 'label'; its columns are a, b"):
         read_labels(tmp_path / "bad.csv")
@@ -159,3 +161,33 @@ def test_labels_from_every_kind_of_file(tmp_path: Path) -> None:
 def _text(path: Path) -> Path:
     path.write_text("x")
     return path
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_features_from_csv(tmp_path: Path, header: bool) -> None:
+    rows = [",".join(f"{value:.8g}" for value in row) for row in X[:50]]
+    if header:
+        rows = ["key,label," + ",".join(f"f{i}" for i in range(5)), *(f"a/{i}.png,{i % 3},{row}" for i, row in enumerate(rows))]
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    np.testing.assert_allclose(open_features(tmp_path / "x.csv"), X[:50], rtol=1e-6)
+
+
+def test_features_from_torch_files(tmp_path: Path) -> None:
+    torch.save(torch.from_numpy(X), tmp_path / "x.pt")
+    torch.save({"embeddings": torch.from_numpy(X).bfloat16(), "other": torch.zeros(2)}, tmp_path / "two.pt")
+    assert np.array_equal(open_features(tmp_path / "x.pt"), X)
+    np.testing.assert_allclose(open_features(tmp_path / "two.pt"), X, rtol=0.01)
+    torch.save([Trap()], tmp_path / "trap.pt")
+    with pytest.raises(KinfolkError, match="Python objects"):
+        open_features(tmp_path / "trap.pt")
+
+
+def test_keys_and_labels_beside_the_features_are_found(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X[:6])
+    pq.write_table(pa.table({"id": range(6), "key": [f"{i}.png" for i in range(6)], "label": list("ababab")}), tmp_path / "x.parquet")
+    with open_input(tmp_path / "x.npy") as found:
+        assert list(found.keys or ()) == [f"{i}.png" for i in range(6)]
+        assert found.labels == list("ababab")
+    (tmp_path / "y.csv").write_text("key,label\n" + "".join(f"{i}.png,{i}\n" for i in reversed(range(6))))
+    with open_input(tmp_path / "x.npy", labels=tmp_path / "y.csv") as found:
+        assert found.labels == list("012345")

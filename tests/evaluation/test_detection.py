@@ -12,8 +12,7 @@ from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import detection as kin
 from kinfolk.evaluation.clusters import mtpr_mtnr
-from kinfolk.evaluation.detection import judge_kin
-from kinfolk.evaluation.retrieval import kin_similarity, threshold_error
+from kinfolk.evaluation.detection import detection_quality, kin_similarity, threshold_error
 from kinfolk.kinship import Roles
 from tests.reference import kin as slow
 
@@ -30,7 +29,7 @@ LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, -1, -1, 0, 1])
 def test_equal_to_the_slow_loops(views: int) -> None:
     z = embedded(views=views)
     level = slow.thresholds(z.float(), 0.2)
-    found = judge_kin(z, LABELS, 0.2)
+    found = detection_quality(z, LABELS, 0.2)
     assert found.rule is None
     torch.testing.assert_close(found.thresholds, torch.tensor(level), atol=1e-5, rtol=0)
     expected = slow.judged(z, LABELS.tolist(), lambda i, _, similarity: similarity > level[i])
@@ -41,7 +40,7 @@ def test_a_detector_with_learned_thresholds() -> None:
     z = embedded()
     detector = GloFND(len(z), alpha=0.1).eval()
     detector.store.threshold.copy_(torch.linspace(-0.4, 1, len(z)))
-    found = judge_kin(z, LABELS, 0.1, lambda block: detector.find(block).levels)
+    found = detection_quality(z, LABELS, 0.1, lambda block: detector.find(block).levels)
     assert found.rule is not None
     own = detector.thresholds.tolist()
     expected = slow.judged(z, LABELS.tolist(), lambda i, _, similarity: similarity > own[i] and own[i] < 1)
@@ -50,11 +49,11 @@ def test_a_detector_with_learned_thresholds() -> None:
 
 def test_the_oracle_and_several_levels() -> None:
     z, oracle = embedded(), Oracle(LABELS).eval()
-    right = judge_kin(z, LABELS, 0.1, lambda block: oracle.find(block).levels).rule
+    right = detection_quality(z, LABELS, 0.1, lambda block: oracle.find(block).levels).rule
     assert right is not None
     figures = right.metrics()
     assert [figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")] == [1.0] * 6
-    halved = judge_kin(z, LABELS, 0.1, lambda block: (*oracle.find(block).levels, Roles())).rule
+    halved = detection_quality(z, LABELS, 0.1, lambda block: (*oracle.find(block).levels, Roles())).rule
     assert halved is not None
     assert halved.mtpr == 1, "of the first level, as in the journal"
     assert halved.stats.recall == 0.5
@@ -64,7 +63,7 @@ def test_the_oracle_and_several_levels() -> None:
 def test_pseudo_labels_have_the_rates_of_their_counts() -> None:
     pseudo = torch.randint(0, 3, (14,), generator=torch.Generator().manual_seed(1))
     detector = Oracle(pseudo).eval()
-    found = judge_kin(embedded(), LABELS, 0.1, lambda block: detector.find(block).levels).rule
+    found = detection_quality(embedded(), LABELS, 0.1, lambda block: detector.find(block).levels).rule
     assert found is not None
     assert (found.mtpr, found.mtnr) == pytest.approx(mtpr_mtnr(pseudo, LABELS))
 
@@ -72,35 +71,35 @@ def test_pseudo_labels_have_the_rates_of_their_counts() -> None:
 def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     z, detector = embedded(40), FNC(fraction=0.1).eval()
     labels = torch.arange(40) % 3
-    whole = judge_kin(z, labels, 0.1, lambda block: detector.find(block).levels)
+    whole = detection_quality(z, labels, 0.1, lambda block: detector.find(block).levels)
     monkeypatch.setattr(kin, "_BLOCK_ELEMENTS", 1000)
-    blocked = judge_kin(z, labels, 0.1, lambda block: detector.find(block).levels)
+    blocked = detection_quality(z, labels, 0.1, lambda block: detector.find(block).levels)
     assert whole.rule is not None
     assert blocked.rule is not None
     assert blocked.rule.metrics() == pytest.approx(whole.rule.metrics())
     assert blocked.exact.metrics() == pytest.approx(whole.exact.metrics())
     chosen = torch.tensor([3, 17, 39])
-    torch.testing.assert_close(judge_kin(z, labels, 0.1, anchors=chosen).thresholds, whole.thresholds[chosen])
+    torch.testing.assert_close(detection_quality(z, labels, 0.1, anchors=chosen).thresholds, whole.thresholds[chosen])
 
 
 def test_odd_label_sets() -> None:
     z = embedded(5)
-    one = judge_kin(z, torch.zeros(5, dtype=torch.int64), 0.3).exact
+    one = detection_quality(z, torch.zeros(5, dtype=torch.int64), 0.3).exact
     assert one.stats.precision == 1
     assert math.isnan(one.mtnr)
-    apart = judge_kin(z, torch.arange(5), 0.3).exact
+    apart = detection_quality(z, torch.arange(5), 0.3).exact
     assert apart.stats.precision == 0
     assert math.isnan(apart.stats.recall)
     assert math.isnan(apart.mtpr)
-    unknown = judge_kin(z, torch.full((5,), -1), 0.3).exact
+    unknown = detection_quality(z, torch.full((5,), -1), 0.3).exact
     assert unknown.stats.share > 0
     assert math.isnan(unknown.stats.precision)
     with pytest.raises(KinfolkError, match="at least two"):
-        judge_kin(z[:1], torch.zeros(1, dtype=torch.int64), 0.3)
+        detection_quality(z[:1], torch.zeros(1, dtype=torch.int64), 0.3)
     with pytest.raises(ValueError, match=r"`alpha` \(=0\)"):
-        judge_kin(z, torch.arange(5), 0)
+        detection_quality(z, torch.arange(5), 0)
     with pytest.raises(ValueError, match="`embeddings`"):
-        judge_kin(z[:, 0], torch.arange(5), 0.1)
+        detection_quality(z[:, 0], torch.arange(5), 0.1)
 
 
 @pytest.mark.parametrize("views", [1, 2])

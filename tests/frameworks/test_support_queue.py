@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.frameworks import support_queue as retrieval
-from kinfolk.frameworks.support_queue import Chance, cluster_mates
+from kinfolk.frameworks.support_queue import RowRandom, cluster_mates
 from tests.reference import relative
 
 NUM_SAMPLES = 20
@@ -60,12 +60,12 @@ def test_the_nearest_is_the_most_similar_of_another_sample(monkeypatch: pytest.M
 
 def test_chance_is_a_function_of_seed_count_and_place() -> None:
     torch.manual_seed(0)
-    one, device = Chance(), torch.device("cpu")
+    one, device = RowRandom(), torch.device("cpu")
     first = one.rows(6, device)
     assert torch.equal(first, one.rows(6, device)), "reading draws nothing"
     one.advance()
     assert not torch.equal(first, one.rows(6, device))
-    other = Chance()
+    other = RowRandom()
     other.load_state_dict(one.state_dict())
     assert torch.equal(other.rows(6, device), one.rows(6, device))
 

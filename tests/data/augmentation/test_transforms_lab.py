@@ -77,7 +77,7 @@ def test_views_are_augmented_first_and_converted_then() -> None:
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (LAB_MEAN, LAB_STD))
     for view in range(2):
         torch.testing.assert_close(made[view], (to_lab(rgb[view].clamp(0, 1)) - mean) / std, atol=1e-4, rtol=0)
-    torch.testing.assert_close(lab.pictures(made), rgb, atol=1e-4, rtol=0)
+    torch.testing.assert_close(lab.to_rgb(made), rgb, atol=1e-4, rtol=0)
 
 
 def test_evaluation_is_converted_too() -> None:
