@@ -57,7 +57,8 @@ def test_every_configuration_resolves(document: dict[str, Any], name: str, datas
         change = study.merged(change, {"detector": {"pairs": str(tmp_path / "pairs.csv")}})
     method = study.method_of(name, change)
     config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
-    data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100)
+    keys = [str(number) for number in range(8000)]
+    data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys))
     framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
     assert config.method == method or config.method == method.removesuffix(":eliminate")
     assert framework.detectors or "+" not in method
