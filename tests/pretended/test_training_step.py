@@ -38,9 +38,7 @@ def test_a_step_of_sogclr_with_glofnd_never_waits(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": plain())
     framework = SogCLRFramework(nn.Flatten(), nn.Linear(3072, 8), N, detector=GloFND(N, alpha=0.1))
     framework.objective.set_eval_labels(torch.arange(N) % 4)
-    made = TrainingModule(
-        framework, Data(), Views("sogclr", 32), lambda *_: None, method="sogclr+glofnd", batch_size=B, epochs=2, seed=0
-    )
+    made = TrainingModule(framework, Data(), Views("sogclr", 32), lambda *_: None, method="sogclr+glofnd", batch_size=B, epochs=2, seed=0)
     with pretended():
         made.to(CUDA)
         for step in range(3):

@@ -23,6 +23,8 @@ import torch
 from kinfolk.data.arrays import ArraySource, array_source, find_layout, find_scale, open_arrays
 from kinfolk.data.cifar import find_cifar, open_cifar
 from kinfolk.data.folder import open_folder
+from kinfolk.data.hugging_face import find_hugging_face, open_hugging_face
+from kinfolk.data.idx import find_idx, open_idx
 from kinfolk.data.labels import split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import Item, Pixels, Source
@@ -192,6 +194,13 @@ def open_source(
         hint = "; give the path of the downloaded archive" if str(spec) in ("cifar10", "cifar100") else ""
         raise UsageError(f"there is no file or folder `{shown(str(spec))}`{hint}")
     kind = "folder" if path.is_dir() else path.name.lower()
+    columns = Columns(image_column, caption_column, label_column, group_column, split_column)
+    if (idx := find_idx(path)) is not None:
+        return open_idx(idx, f"`{path}`")
+    if (tables := find_hugging_face(path, image_column)) is not None:
+        if labels_from_folders:
+            raise UsageError(f"`labels_from_folders` needs a folder of images; `{path}` holds tables of images, whose labels are a column")
+        return open_hugging_face(tables, f"`{path}`", columns)
     if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
         if (found := find_cifar(path)) is not None:
             return open_cifar(*found)
@@ -205,5 +214,6 @@ def open_source(
     if kind.endswith((".npz", ".npy")):
         return open_arrays(path, labels)
     if kind.endswith((".csv", ".tsv", ".parquet")):
-        return open_table(path, Columns(image_column, caption_column, label_column, group_column, split_column))
-    raise UsageError(f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or webdataset shards (.tar)")
+        return open_table(path, columns)
+    known = ".npz, .npy, .csv, .tsv, .parquet, an idx file of MNIST, a CIFAR archive (.tar.gz) or webdataset shards (.tar)"
+    raise UsageError(f"`{path}` must be a folder, {known}")

@@ -80,12 +80,12 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path, partitioning=None)
-        return {name: _values(table[name]) for name in table.column_names}
+        return {name: column_values(table[name]) for name in table.column_names}
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
 
 
-def _values(column: Any) -> list[Any]:
+def column_values(column: Any) -> list[Any]:
     """A column as Python values; a text that is not UTF-8 keeps its bytes, as lone surrogates."""
     import pyarrow as pa
 
@@ -124,7 +124,9 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
         raise KinfolkError(f"{name} has no rows")
     bad_type = next((value for value in images if value is not None and not isinstance(value, str)), None)
     if bad_type is not None:
-        raise KinfolkError(f"the image column of {name} holds {type(bad_type).__name__}, not file paths; write the images to files")
+        raise KinfolkError(
+            f"the image column of {name} holds {type(bad_type).__name__}; it must hold file paths, or (in Parquet) the bytes of image files"
+        )
     labels, classes = encode_labels(found["label"] or [None] * len(images), name)
     captions, groups = found["caption"], found["group"]
     if groups is None and len(set(images)) < len(images):

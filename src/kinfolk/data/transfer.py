@@ -71,9 +71,7 @@ class Transfer:
         return sent.batch
 
 
-def transferred(
-    read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int
-) -> Generator[Batch, None, None]:
+def transferred(read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int) -> Generator[Batch, None, None]:
     """The batches `read(step)` of all `steps`, in order, on the device.
 
     `threads` batches are read at the same time. A batch that is read before it is needed is sent while the one before it is computed.
