@@ -113,7 +113,7 @@ def test_no_classes_unless_asked(tmp_path: Path) -> None:
 
 def test_labels_from_folders_without_folders(tmp_path: Path) -> None:
     save(tmp_path / "a.png", noise(4, 4))
-    with pytest.raises(UsageError, match="all images lie at the top"):
+    with pytest.raises(UsageError, match="all images are at its top level"):
         opened(tmp_path, labels=True)
 
 
@@ -149,10 +149,10 @@ def test_two_names_that_are_one_as_text(tmp_path: Path) -> None:
 
 
 def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(KinfolkError, match="holds no images"):
+    with pytest.raises(KinfolkError, match="contains no images"):
         opened(tmp_path)
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(KinfolkError, match="holds no images, only 1 other file"):
+    with pytest.raises(KinfolkError, match="contains no images, only 1 other file"):
         opened(tmp_path)
 
 

@@ -123,7 +123,7 @@ def test_adapt_averages_maps_and_checks_sizes() -> None:
         adapt(module, 9)(x)
     with pytest.raises(KinfolkError, match="gives tuple"):
         adapt(nn.LSTM(8, 4), 4)(torch.randn(2, 3, 8))
-    with pytest.raises(KinfolkError, match="takes no pictures"):
+    with pytest.raises(KinfolkError, match="does not accept images"):
         adapt(nn.Linear(5, 4))
 
 

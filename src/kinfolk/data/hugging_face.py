@@ -1,7 +1,7 @@
 """Folders of Hugging Face `datasets`: Parquet files that hold the images' bytes, and what `save_to_disk` writes. The package is not needed.
 
-An image is a struct {bytes, path} or plain bytes. Splits come from the file names (`train-00000-of-00002.parquet`) or from the folders they are
-in; class names come from the schema's metadata. Images are read row group by row group, never all at once.
+An image is a struct {bytes, path} or plain bytes. Splits come from the file names (`train-00000-of-00002.parquet`) or from the folders
+they are in; class names come from the schema's metadata. Images are read row group by row group, never all at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
-from kinfolk.data.captions import sort_out
+from kinfolk.data.captions import usable_captions
 from kinfolk.data.decode import RefusedError
 from kinfolk.data.labels import encode_labels, split_name
 from kinfolk.data.source import Item, Source
@@ -88,7 +88,7 @@ def open_hugging_face(splits: Splits, name: str, columns: Columns) -> HuggingFac
     places: list[tuple[int, int]] = [(number, row) for number, (_, table) in enumerate(tables) for row in range(len(table))]
     kept: list[tuple[int, int]] = []
     for row, key in enumerate(_keys(of_split, paths)):
-        caption, faults = (None, []) if roles["caption"] is None else sort_out(found["caption"][row])
+        caption, faults = (None, []) if roles["caption"] is None else usable_captions(found["caption"][row])
         refused += [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
         if roles["caption"] is not None and caption is None:
             continue

@@ -1,8 +1,8 @@
 """Preparing data: every image is read, checked and decoded once, into pixels by sample id.
 
-`prepare` is the entry point. `Roster` turns the items of a source, and what came of reading them, into the table of samples. `hand_over` and
-`take_over` pass prepared data to the other processes of a training, which map its table and pixels and never list the source (listing takes
-about 1,500 bytes per sample for a while). Refused images are written to a quarantine file.
+`prepare` is the entry point. `Roster` turns the items of a source and the results of reading them into the table of samples. `hand_over`
+and `take_over` pass prepared data to the other processes of a training, which map its table and pixels and never list the source (which
+would take about 1,500 bytes per sample for a while). Refused images are written to a quarantine file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.captions import alike
+from kinfolk.data.captions import same_type
 from kinfolk.data.change_detection import arrange, content_change
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
@@ -55,16 +55,16 @@ def prepare(
     progress: bool = False,
     shared: bool = False,
 ) -> ImageData:
-    """Reads every image once; bad ones are refused with a reason, never replaced.
+    """Reads every image once. Bad images are refused with a reason, never replaced.
 
-    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` knows the original shape). Arrays of one size keep it if no
-    side is above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free; in a memory-mapped
-    file if they don't, if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in `cache_dir` that
-    belongs to the same images is used instead of decoding again. Of several processes that prepare one cache at the same time one writes
-    it; the others wait for it and read it.
+    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` returns the original shape). Arrays of one size keep it if no
+    side is above 64 or `image_size`. Pixels are kept in memory if they take less than half of the free memory, and in a memory-mapped
+    file otherwise, or if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in `cache_dir` for the
+    same images is used instead of decoding again. If several processes prepare the same cache, one writes it and the others wait.
 
     Args:
-        workers: processes that decode files; None: one per processor; 0: none. Fewer than 64 files, arrays and Datasets need none.
+        workers: processes that decode files; None: one per processor; 0: none. They are not used for fewer than 64 files, arrays and
+            Datasets.
         pixel_cap: largest width × height, read from the header.
         progress: show a progress bar, if there is a terminal.
         shared: several processes on this machine will use the same pixels; needs `cache_dir`.
@@ -108,7 +108,7 @@ def prepare(
 def _decode(
     roster: Roster, results: Generator[Read, None, None], store: MemoryStore | FileStore, folder: CacheFolder | None, progress: bool
 ) -> tuple[Contents, Tensor]:
-    """Decodes every image into the store."""
+    """Adds every decoded image to the store; returns what the cache records and the pixels."""
     try:
         reads = []
         with strict_pillow(), closing(results):
@@ -126,7 +126,7 @@ def _decode(
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Holds `folder` against other processes that would write the same cache; waits for one that does. The lock ends with its process."""
+    """Locks `folder` against other processes that would write the same cache, and waits for one that does."""
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ class Roster:
         self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
 
     def contents(self, reads: Sequence[Read]) -> Contents:
-        """What a cache records: one row per good image, and all that was refused. `reads` belong to `images`."""
+        """What a cache records: one row per good image, and the refused images. `reads` are the results for `images`."""
         good = [(index, read) for index, read in zip(self.images, reads, strict=True) if read.reason is None]
         bad = [
             (self._items[index].key, read.reason, read) for index, read in zip(self.images, reads, strict=True) if read.reason is not None
@@ -245,7 +245,7 @@ class Roster:
         return Contents(samples, list(self._source.refused), refused)
 
     def agrees(self, contents: Contents) -> bool:
-        """Whether a cache with these contents holds exactly the images of this source. Labels are not its matter."""
+        """Whether a cache with these contents holds exactly the images of this source. Labels are not compared."""
         refused = {path: (size, time) for path, _, size, time in contents.refused}
         good = [index for index in self.images if self._items[index].key not in refused]
         bad = [index for index in self.images if self._items[index].key in refused]
@@ -258,7 +258,7 @@ class Roster:
         )
 
     def image_data(self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]) -> ImageData:
-        """All samples with their pixels. `keep`: makes the compact form of the table."""
+        """All samples with their pixels. `keep` makes the compact form of the table."""
         reasons = {path: reason for path, reason, *_ in contents.refused}
         row_of = {key: row for row, key in enumerate(contents.samples.keys)}
         image_keys = [self._items[self._image_of(index)].key for index in self._order]
@@ -268,7 +268,7 @@ class Roster:
         items, table = [self._items[index] for index in good], contents.samples
         labels = [self._source.label(index) for index in good]
         has_labels = any(label is not None for label in labels)
-        captions = alike([item.caption for item in items]) if any(item.caption is not None for item in items) else None
+        captions = same_type([item.caption for item in items]) if any(item.caption is not None for item in items) else None
         groups = [item.group for item in items] if any(item.group is not None for item in items) else None
         known = list(table.digests)
         digests = [known[row] for row in rows]
@@ -296,7 +296,7 @@ class Roster:
 
 
 def all_refused(name: str, refused: Sequence[tuple[str, str]]) -> KinfolkError:
-    """The error for a source without a single good image."""
+    """The error for a source without any good image."""
     if not refused:
         return KinfolkError(f"{name} holds no images")
     path, reason = refused[0]
@@ -307,7 +307,7 @@ def all_refused(name: str, refused: Sequence[tuple[str, str]]) -> KinfolkError:
 
 
 def hand_over(data: ImageData, note: Path) -> None:
-    """Writes to `note` where the data is. Data in memory alone is not handed over: `note` is removed."""
+    """Writes the location of the data to `note`. Data that is only in memory is not handed over, and `note` is removed."""
     if data.folder is None or data.samples.file is None:
         note.unlink(missing_ok=True)
         return
@@ -320,7 +320,7 @@ def hand_over(data: ImageData, note: Path) -> None:
 
 
 def take_over(note: Path) -> ImageData | None:
-    """The data that `hand_over` wrote of; None where it is not there, as on another machine with a cache folder of its own, or damaged."""
+    """The data that `hand_over` recorded; None if it is missing (e.g. on another machine with its own cache folder) or damaged."""
     try:
         places = json.loads(read_sealed_text(note))
         found = map_cache(Path(places["folder"]))
@@ -346,7 +346,7 @@ def _digest(rows: Any) -> str:
 
 
 def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:
-    """Writes `path,reason` rows, also where there are none: an empty list says that all was well. Names are escaped, see `foreign.py`."""
+    """Writes the rows `path,reason`; the file is also written if nothing was refused. Names are escaped as in `csv_text`."""
     write_text(Path(path), csv_text(("path", "reason"), refused))
 
 
@@ -372,17 +372,17 @@ def summary(refused: Sequence[tuple[str, str]], total: int, where: str | Path = 
 
 
 def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
-    """Appends one row, unless the file has one for this key: several ranks, and several epochs, may find the same image."""
+    """Appends one row, unless the file has one for this key, because several ranks and epochs may find the same image."""
     path = Path(path)
     if not path.exists():
         write_quarantine([], path)
     if any(key == known for known, _ in read_quarantine(path)):
         return
-    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])  # one write: rows of two ranks do not mix
+    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])  # one write, so that rows of two ranks do not mix
 
 
 def show_progress(values: Iterable[Value], total: int, title: str, *, enabled: bool) -> Iterator[Value]:
-    """Passes `values` on and shows on standard error how many of `total` have passed; the bar goes when it is done."""
+    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar disappears at the end."""
     if not enabled:
         yield from values
         return
