@@ -170,3 +170,24 @@ def test_labels_from_folders_belongs_to_folders(tmp_path: Path) -> None:
             open_source(spec, labels_from_folders=True)
     with pytest.raises(UsageError, match="no file or folder"):
         open_source(tmp_path / "gone", labels_from_folders=True)
+
+
+def test_names_of_splits_in_any_case(tmp_path: Path) -> None:
+    for name in ("Training/cat/a.png", "TEST/cat/b.png", "Validation/dog/c.png"):
+        save(tmp_path / name, noise(4, 4))
+    items = {item.key: (item.split, item.label) for item in opened(tmp_path, labels=True).items()}
+    assert items == {"Training/cat/a.png": ("train", 0), "TEST/cat/b.png": ("test", 0), "Validation/dog/c.png": ("val", 1)}
+
+
+def test_folders_that_look_like_classes_are_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kinfolk.data")
+    for name in ("cat/a.png", "dog/b.png"):
+        save(tmp_path / name, noise(4, 4))
+    opened(tmp_path, labels=True)
+    assert not caplog.messages
+    opened(tmp_path)
+    assert "has 2 folders (cat, dog); if they are classes, --labels-from-folders makes them labels" in caplog.text
+    caplog.clear()
+    save(tmp_path / "c.png", noise(4, 4))
+    opened(tmp_path)
+    assert not caplog.messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from kinfolk.data.labels import SPLITS
 from kinfolk.data.source import Item, Source
 from kinfolk.errors import KinfolkError, UsageError, shown
 
+LOG = logging.getLogger("kinfolk.data")
 # Also formats that can't be decoded: better refused by name than left out silently.
 _IMAGE = frozenset(
     """.jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .jpx .avif .tga .ico .heic .heif .svg
@@ -55,14 +57,15 @@ class FileSource(Source):
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.
 
-    `train/` at the top, alone or beside `test/`, `val/`, `valid/` or `validation/`, makes splits; otherwise everything is "train".
+    `train/` (or `training/`) at the top, alone or beside `test/`, `testing/`, `val/`, `valid/` or `validation/`, makes splits; otherwise
+    everything is "train". Upper and lower case do not matter.
     """
     try:
         tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
     except OSError as error:
         raise KinfolkError(f"the folder `{shown(str(root))}` can't be read: {error.strerror}") from error
-    splits = {name: SPLITS[name] for name in tops if name in SPLITS}
-    if "train" not in splits or (len(splits) == 1 and len(tops) > 1):
+    splits = {name: SPLITS[name.lower()] for name in tops if name.lower() in SPLITS}
+    if "train" not in splits.values() or (len(splits) == 1 and len(tops) > 1):
         splits = {}
     found: list[tuple[str, str, str, str | None]] = []
     refused: list[tuple[str, str]] = []
@@ -83,7 +86,14 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
         raise KinfolkError(f"`{root}` contains no images" + (f", only {others:,} other files" if others else ""))
     found.sort()
     _refuse_twins([key for key, *_ in found])
-    classes = sorted({folder for *_, folder in found if folder is not None}) if labels_from_folders else None
+    folders = sorted({folder for *_, folder in found if folder is not None})
+    if not labels_from_folders and len(folders) > 1 and all(folder is not None for *_, folder in found):
+        some = ", ".join(map(shown, folders[:3])) + (", …" if len(folders) > 3 else "")
+        LOG.info(
+            "%s",
+            f"`{shown(str(root))}` has {len(folders):,} folders ({some}); if they are classes, --labels-from-folders makes them labels",
+        )
+    classes = folders if labels_from_folders else None
     if classes == []:
         raise UsageError(f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its top level")
     index = {name: number for number, name in enumerate(classes or [])}

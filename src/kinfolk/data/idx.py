@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from kinfolk.files import first_line
 
 _NAME = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[0-9]-ubyte(?:\.gz)?", re.IGNORECASE)
 _FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw")
-_TYPES = {0x08: np.dtype("u1"), 0x09: np.dtype("i1"), 0x0B: np.dtype(">i2"), 0x0C: np.dtype(">i4")}
+_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x09: np.dtype("i1"), 0x0B: np.dtype(">i2"), 0x0C: np.dtype(">i4")}
 _MOST_COMPRESSED = 1100  # gzip can't compress more than that
 
 
@@ -96,7 +96,7 @@ def read_idx(path: Path) -> Pixels:
         raise KinfolkError(f"`{path}` is not a readable idx file: {first_line(error)}; download it again") from error
 
 
-def _header(file: BinaryIO | gzip.GzipFile) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
+def _header(file: BinaryIO | gzip.GzipFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, type, and where the values begin."""
     zero, code, dimensions = struct.unpack(">HBB", file.read(4))
     if zero or code not in _TYPES or not 1 <= dimensions <= 4:

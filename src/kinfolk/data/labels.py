@@ -14,9 +14,9 @@ import numpy.typing as npt
 from kinfolk.data.captions import Caption, captions_of, normalised
 from kinfolk.errors import KinfolkError, shown
 
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test", "testing": "test"}
 """Names of folders or archives at the top of a source, and the splits they are."""
-_ALIASES = {**SPLITS, "training": "train", "dev": "val", "testing": "test", "": "train"}
+_ALIASES = {**SPLITS, "dev": "val", "": "train"}
 VALIDATION_SPLITS = ("val", "valid", "validation")
 """Names of a validation split, the only other split that may influence training."""
 TEST_SPLITS = ("test", *VALIDATION_SPLITS)

@@ -31,7 +31,7 @@ def uniform(num: int, seed: int = 0) -> Tensor:
 def boxes(
     uniforms: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], aspect: Tensor | None = None
 ) -> Tensor:
-    area, tries, place = uniforms.split([NUM_TRIES, NUM_TRIES, 2], dim=1)
+    area, tries, place = uniforms[:, :NUM_TRIES], uniforms[:, NUM_TRIES : 2 * NUM_TRIES], uniforms[:, 2 * NUM_TRIES :]
     low, high = map(math.log, ratio)
     return crop_boxes(scale[0] + (scale[1] - scale[0]) * area, torch.exp(low + (high - low) * tries), place, height, width, ratio, aspect)
 
