@@ -33,7 +33,7 @@ from kinfolk.compiling import compiled
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Roles, Weighed, weigh
 from kinfolk.pairs import LEFT_OUT, Block, Pairs, own_matches
-from kinfolk.stats import Alike, Labels, Stats, count, summed
+from kinfolk.stats import Labels, Stats, count, summed
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
 """Similarities at a time; on a CPU as many as stay in the cache between two passes, and make a product large enough to be fast."""

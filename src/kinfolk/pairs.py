@@ -52,8 +52,8 @@ class Pairs:
         collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
-        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds the
-            gradient of the positives to that of the anchors.
+        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds
+            the gradient of the positives to that of the anchors.
     """
 
     anchors: Tensor
@@ -129,7 +129,7 @@ class Block:
         return self.per_row(self.ids)
 
     @property
-    def num_negatives_R(self) -> Tensor:
+    def num_negatives_R(self) -> Tensor:  # noqa: N802
         """(R,) int64, the number of negatives of each row."""
         return self.per_row(self.num_negatives_b).long()
 

@@ -118,3 +118,30 @@ def test_a_broken_step_leaves_no_trace() -> None:
         after = loss_fn.state_dict()
     assert before
     assert all(torch.equal(value, after[name].held) for name, value in before.items())
+
+
+LAUNCHES = {
+    "NTXent": (40, lambda: NTXent(temperature=0.1), False),
+    "NTXent + GloFND": (88, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "SogCLR + GloFND": (115, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "with labels": (148, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_step_is_launched_in_few_operations(case: str) -> None:
+    """Forward and backward, in eager mode, after a first step."""
+    most, make, labelled = LAUNCHES[case]
+    loss_fn = make()
+    if labelled:
+        loss_fn.set_eval_labels(torch.arange(N) % 4)
+    with pretended():
+        loss_fn.to("cuda")
+        for step in range(2):
+            one, other, ids = (on_device(x, requires_grad=x.is_floating_point()) for x in batch(step))
+            LOG.reset()
+            loss_fn(one, other, ids).backward()
+            if labelled:
+                assert loss_fn.stats
+        assert not LOG.waits
+        assert LOG.launches <= most, LOG.operations

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.moving_average import check_decay, cosine_gamma
 from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
+from kinfolk.objectives.moving_average import check_decay, cosine_gamma
 from kinfolk.objectives.sogclr import SogCLR
 
 

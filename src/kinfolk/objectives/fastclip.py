@@ -11,10 +11,10 @@ from typing import Literal, get_args
 from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.moving_average import check_decay, cosine_gamma
 from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.learned_temperature import LearnedTemperature
+from kinfolk.objectives.moving_average import check_decay, cosine_gamma
 from kinfolk.objectives.robust import RobustContrast
 
 _SLOW_BELOW, _SLOW = 0.03, 1 / 3

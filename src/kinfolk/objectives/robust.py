@@ -14,8 +14,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.moving_average import Averaged
 from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.moving_average import Averaged
 from kinfolk.pairs import Pairs
 
 _NEW, _CLIP = 0.5, 5.0  # weight of a new gradient of an individual temperature, and its largest size: iSogCLR's published values

@@ -9,8 +9,8 @@ import torch
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.moving_average import Averaged
 from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.moving_average import Averaged
 
 
 class SogCLR(Averaged):
