@@ -19,7 +19,7 @@ from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks.method import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.metric import draw_partners
+from kinfolk.objectives.siamese import draw_partners
 from tests.reference import losses
 from tests.reference import spcl as slow
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.objectives.metric import Partners, SiameseMetric, draw_partners, siamese_metric
+from kinfolk.objectives.siamese import Partners, SiameseMetric, draw_partners, siamese_metric
 from tests.reference import spcl as slow
 
 PROTOTYPES = torch.tensor([4, 9, 4, 7, 4, 9, 1, 4])
