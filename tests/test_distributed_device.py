@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from tests.ranks import spawn
 
 from kinfolk import distributed
 from kinfolk.clustering import Hierarchy
@@ -21,11 +20,23 @@ from kinfolk.frameworks import Framework
 from tests.collectives import CollectiveLog, collectives
 from tests.pretended.device import AVAILABLE, on_device, pretended
 from tests.pretended.methods import EPOCHS, METHODS, batch, features, made
+from tests.ranks import spawn
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
 NETWORKS = ("encoder", "head", "text_encoder", "text_head", "slow", "predictor", "predictors", "metric", "prototype")
 """What DistributedDataParallel would keep equal, which is not here."""
-MOST = {"simclr": 3, "sogclr": 4, "sogclr+glofnd": 4, "moco": 2, "moco+glofnd": 3, "mocov3+glofnd": 6, "ir+glofnd": 3, "cmc": 4, "la": 2, "pcl": 3}
+MOST = {
+    "simclr": 3,
+    "sogclr": 4,
+    "sogclr+glofnd": 4,
+    "moco": 2,
+    "moco+glofnd": 3,
+    "mocov3+glofnd": 6,
+    "ir+glofnd": 3,
+    "cmc": 4,
+    "la": 2,
+    "pcl": 3,
+}
 MOST |= {"nnclr": 2, "rcl, k-means": 3, "spcl": 8, "clip+glofnd": 9, "sogclr-clip+glofnd": 8, "fastclip": 9}
 """The collectives of a step with its backward pass, where all batches are equal."""
 
@@ -104,5 +115,3 @@ def test_ranks_keep_one_hierarchy_although_their_sums_differ(ranks: list[dict[st
     first, second = (rank["drifting"] for rank in ranks)
     assert torch.equal(first, second)
     assert len(first[1].unique()) not in (1, 60)
-
-

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from tests.ranks import spawn
 
 from kinfolk.clustering import kmeans
 from kinfolk.clustering.kmeans import Clusters, first_centroids, lloyd_iterations, torch_kmeans
 from tests.clustering.test_kmeans import blobs, same_partition
 from tests.collectives import collectives
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
+from tests.ranks import spawn
 
 CPU = torch.device("cpu")
 

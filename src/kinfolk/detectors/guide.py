@@ -163,7 +163,9 @@ def read_features(path: str | Path) -> Tensor:
     """(N, F) of a .npy or .safetensors file, mapped into memory; nothing in it is run, and the file is not written."""
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder or timm/NAME")
+        raise UsageError(
+            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder or timm/NAME"
+        )
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
@@ -184,6 +186,8 @@ def _read_safetensors(path: Path) -> Tensor:
         names = sorted(file.keys())
         chosen = next((key for key in KEYS if key in names), names[0] if len(names) == 1 else None)
         if chosen is None:
-            raise UsageError(f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds {', '.join(names) or 'nothing'}")
+            raise UsageError(
+                f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds {', '.join(names) or 'nothing'}"
+            )
         tensor: Tensor = file.get_tensor(chosen)
         return tensor
