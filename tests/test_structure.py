@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "lars",
     },
     "training": {
+        "plugins",
         "lars",
         "embedding",
         "evaluation",
@@ -78,9 +79,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": {"embedding", "report", "training", "data", "models"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
-    "api": {"training", "report"},
+    "sweeping": {"api", "comparing", "data", "evaluation", "training"},
+    "plugins": {"detectors", "detectors.base", "frameworks"},
+    "api": {"training", "report", "evaluation", "embedding", "data", "detectors.base"},
     "cli": {
         "api",
+        "sweeping",
         "cnce",
         "embedding",
         "auditing",

@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from kinfolk.frameworks.base import Framework, OwnRate
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective
 from kinfolk.objectives.base import Shared
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.fastclip import TemperatureGradient
 
 
@@ -34,6 +35,7 @@ class ImageText(Framework, ABC):
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     num_views: ClassVar[int] = 1
+    guides: ClassVar[frozenset[str]] = frozenset({"modality"})
 
     def __init__(
         self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Bimodal[Any], known_groups: bool
@@ -106,7 +108,7 @@ class CLIP(ImageText):
         learnable: bool = True,
         min_temperature: float = 0.01,
         known_groups: bool = True,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         loss = CLIPLoss(temperature, learnable, min_temperature, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
