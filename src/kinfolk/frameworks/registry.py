@@ -65,7 +65,7 @@ class Method:
 @dataclass(frozen=True)
 class Context:
     """What a method needs besides encoder and head: the number of training samples, their (N,) labels if there are any, and the text
-    encoder with its head if samples have text, the keys of the samples, and the second head, on which kin are attracted, if there is one."""
+    encoder with its head if samples have text, the keys of the samples, and the second head for attracted kin, if there is one."""
 
     num_samples: int
     labels: Tensor | None = None
