@@ -205,7 +205,7 @@ def _classifier(encoder: Encoder, name: str) -> str:
     """The attribute of torchvision's network that holds its last linear layer, as it is written in Python."""
     if name in RESNETS:
         return "fc"
-    module = importlib.import_module("torchvision.models").get_model(name, weights=None)
+    module: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None)
     parts = [part for part, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1].split(".")
     return parts[0] + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[1:])
 
