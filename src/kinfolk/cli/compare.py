@@ -71,7 +71,7 @@ def compare(
         found.save(out, format)
         screen().print(f"{len(found.records)} rows: {out}", markup=False)
     elif format in (None, "table"):
-        _show(found, screen())
+        show_comparison(found, screen())
     else:
         typer.echo(found.to(str(format)), nl=False)
 
@@ -87,7 +87,7 @@ def _check(format: str | None, out: Path | None, overwrite: bool) -> None:
         raise UsageError(f"{out} exists; choose another file with --out, or replace it with --overwrite")
 
 
-def _show(found: Comparison, console: Console) -> None:
+def show_comparison(found: Comparison, console: Console) -> None:
     """One table if the terminal is wide enough, else one for each section, in parts that fit."""
     from rich.text import Text
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
 from kinfolk.detectors.thresholds import batch_quantile
+from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Bound:
 def bounds_of(compared: Compared) -> list[Bound]:
     """The bounds of the run's detector; empty for a detector without bounds."""
     detector: Detector | None = compared.detector
-    while isinstance(detector, StartAt):
+    while isinstance(detector, StartAt | Wrapped):
         detector = detector.detector
     if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
         return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
