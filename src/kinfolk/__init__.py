@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
+    from kinfolk.detectors import Components as Components
     from kinfolk.detectors import GloFND as GloFND
+    from kinfolk.detectors import Graded as Graded
+    from kinfolk.detectors import Guide as Guide
     from kinfolk.detectors import Hierarchy as Hierarchy
     from kinfolk.detectors import Known as Known
     from kinfolk.detectors import Neighbours as Neighbours
     from kinfolk.detectors import Oracle as Oracle
     from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.detectors import Teacher as Teacher
     from kinfolk.exporting import export as export
     from kinfolk.objectives import BimodalSogCLR as BimodalSogCLR
     from kinfolk.objectives import CLIPLoss as CLIPLoss
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
     from kinfolk.objectives import RelativeContrast as RelativeContrast
+    from kinfolk.objectives import SigLIPLoss as SigLIPLoss
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
     from kinfolk.plugins import register_detector as register_detector
@@ -43,9 +48,12 @@ _MODULE_OF = {
     "BimodalSogCLR": "kinfolk.objectives",
     "CLIPLoss": "kinfolk.objectives",
     "Cave": "kinfolk.detectors",
+    "Components": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
     "FastCLIP": "kinfolk.objectives",
     "GloFND": "kinfolk.detectors",
+    "Graded": "kinfolk.detectors",
+    "Guide": "kinfolk.detectors",
     "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",
     "Known": "kinfolk.detectors",
@@ -56,9 +64,11 @@ _MODULE_OF = {
     "Pairs": "kinfolk.pairs",
     "RelativeContrast": "kinfolk.objectives",
     "Ring": "kinfolk.detectors",
+    "SigLIPLoss": "kinfolk.objectives",
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
+    "Teacher": "kinfolk.detectors",
     "audit": "kinfolk.auditing",
     "compare": "kinfolk.comparing",
     "embed": "kinfolk.api",

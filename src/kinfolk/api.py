@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,12 @@ from kinfolk.embedding import require_labels, take_parts
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.evaluation import protocols
 from kinfolk.report import write_report
+from kinfolk.training.config import parse_settings
 from kinfolk.training.load_run import OpenedRun, open_run, restore
 from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.train import train as train_run
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -38,6 +38,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
+    guide: str | os.PathLike[str] | None = None,
     recipe: str | os.PathLike[str] | None = None,
     model: str | nn.Module | None = None,
     detector: Detector | None = None,
@@ -57,6 +58,8 @@ def train(
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
         method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
         epochs, batch_size, seed: settings of the training; `batch_size` is the total over all devices.
+        guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder, "timm/NAME" or "torchvision/NAME"; the same
+            as the setting `detector.features`.
         recipe: a ready configuration to start from, by name or path. With another `method` than that of the recipe, settings of the
             replaced parts are dropped.
         model: the name of an encoder, or a module that maps images (B, 3, H, W) to (B, F) or (B, F, H, W). A module is trained in place.
@@ -74,6 +77,8 @@ def train(
     Returns:
         The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if it was finished already.
     """
+    if guide is not None:
+        settings = {"detector.features": os.fspath(guide), **parse_settings(settings)}
     run = train_run(
         data,
         out,

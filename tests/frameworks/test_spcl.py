@@ -18,7 +18,7 @@ from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.metric import draw_partners
+from kinfolk.objectives.siamese import draw_partners
 from tests.ranks import spawn
 from tests.reference import losses
 from tests.reference import spcl as slow

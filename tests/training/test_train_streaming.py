@@ -157,7 +157,7 @@ def test_captions_are_streamed_too(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_streamed_and_evaluated_like_a_cached_one(tmp_path: Path) -> None:
-    from tests.data.images import noise, save
+    from tests.data.pictures import noise, save
 
     for n in range(24):
         save(tmp_path / "data" / "ab"[n % 2] / f"{n:02d}.png", noise(8, 8, n))

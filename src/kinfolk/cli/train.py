@@ -47,6 +47,15 @@ def train(
             metavar="FILE", help="Pairs from `kinfolk audit` for +known (.parquet or .csv).", rich_help_panel=TRAINING, show_default=False
         ),
     ] = None,
+    guide: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -145,8 +154,13 @@ def train(
         raise UsageError(
             f"--known-kin needs a method with the detector `known`, such as --method {(method or 'simclr').partition('+')[0]}+known"
         )
+    if guide is not None and (method is None or "+guide" not in method.lower()) and not (method is None and (resume or recipe)):
+        raise UsageError(
+            f"--guide needs a method with the detector `guide`, such as --method {(method or 'simclr').partition('+')[0]}+guide"
+        )
     flags: dict[str, Any] = {
         "detector.pairs": None if known_kin is None else str(known_kin),
+        "detector.features": guide,
         "data.labels_from_folders": labels_from_folders or None,
         "data.workers": workers,
         "views.size": image_size,

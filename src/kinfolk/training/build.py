@@ -37,6 +37,7 @@ from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig, parse_settings
 from kinfolk.training.documents import read_yaml
+from kinfolk.training.guides import guide_features
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import build_optimizer, build_scheduler, move_to_own_group, scaled_lr
 from kinfolk.training.recipes import load_recipe, recipe_path
@@ -164,6 +165,7 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """Makes paths absolute, so that the run finds its data from any working directory. The name of a bundled data set is not a path."""
     named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
+    named["detector.features"] = config.detector.get("features")
     named["detector.labels_file"] = config.detector.get("labels_file")
     files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
@@ -230,15 +232,18 @@ def build_framework(
         detector_args = checked_arguments(
             detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
         )
+    if isinstance(detector_args.get("features"), str | Path):
+        detector_args["features"] = guide_features(detector_args["features"], data)
     if resumed:  # the weights are in the checkpoint and are not downloaded again
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
         encoder, head = networks(config, FRAMEWORKS[method.framework].channels, parts.model)
+        second = _head(config, int(encoder.output_size)) if config.head.second else None  # type: ignore[arg-type]
         text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
-        context = Context(data.num_train, labels, text, data.samples.keys[: data.num_train])
+        context = Context(data.num_train, labels, text, data.samples.keys[: data.num_train], second)
         framework = build(method, encoder, head, context, framework_args, detector_args, parts.detector)
     except KinfolkError:
         raise
@@ -293,7 +298,7 @@ def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | No
     """Encoder and head. With several groups of channels, one of each per group, joined. `own`: an encoder that was passed from Python."""
     if own is not None and len(channels) > 1:
         raise UsageError(f"{config.method} needs one encoder per group of channels, so it takes no module as `model`; give a name")
-    model, head = config.model, config.head
+    model = config.model
     assert model.stem is not None, "fitted to the data"
     encoders: list[nn.Module] = []
     heads: list[nn.Module] = []
@@ -307,14 +312,18 @@ def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | No
         size = int(encoder.output_size)  # type: ignore[arg-type]
         encoders.append(encoder)
         sizes.append(size)
-        heads.append(
-            nn.Identity()
-            if head.layers == 0
-            else projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size"}))
-        )
+        heads.append(_head(config, size))
     if len(channels) == 1:
         return encoders[0], heads[0]
     return SplitEncoder(encoders, channels), SplitHead(heads, sizes)
+
+
+def _head(config: TrainConfig, size: int) -> nn.Module:
+    """The projection of features of this size."""
+    head = config.head
+    if head.layers == 0:
+        return nn.Identity()
+    return projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size", "second"}))
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:

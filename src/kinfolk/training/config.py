@@ -93,6 +93,7 @@ class HeadConfig(Section):
     out_size: int = Field(default=128, ge=1)
     layers: int = Field(default=2, ge=0, description="0: no head, the loss compares the output of the encoder")
     norm: bool = True
+    second: bool = Field(default=False, description="whether kin are attracted on a head of their own, of the same size")
     last_norm: bool = False
     last_affine: bool = Field(default=True, description="whether the last norm has weight and bias")
 

@@ -50,10 +50,10 @@ def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
 class BatchLoader:
     """Yields this rank's part of every joined batch, and can continue in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which is called at the start of the epoch. Rank
-    r gets the r-th part, so that the parts in the order of ranks are the batch that one process would have. The last, smaller batch of an
-    epoch is dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared while the current one is
-    computed (see `transfer.py`).
+    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which is called at the start of the epoch.
+    Rank r gets the r-th part, so that the parts in the order of ranks are the batch that one process would have. The last, smaller batch
+    of an epoch is dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared while the current one
+    is computed (see `transfer.py`).
 
     Streamed data (`data.stream`) is read in the order of its shards. An image that turns out to be corrupt is left out of its batch, which
     is then smaller. The order does not depend on refused images, so a position always stands for the same samples.

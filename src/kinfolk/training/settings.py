@@ -6,6 +6,7 @@ the classes; a recipe used with another method than its own; and the block of se
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -48,7 +49,7 @@ CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
 `epochs` all schedules use the new number from there on, so the result differs from that of a run that had it from the start."""
 
 PROCESSES = "trainer.devices × trainer.num_nodes"
-FILES = ("detector.pairs",)
+FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
 
 
@@ -127,7 +128,8 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    keys = [*before, *(key for key in now if key not in before)]
+    """A key that the earlier side lacks is a setting that is newer than the run; switched off, it makes no difference."""
+    keys = [*before, *(key for key in now if key not in before and now[key] not in (None, False))]
     return next(((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)), None)
 
 
@@ -136,7 +138,18 @@ def _content(file: Any) -> Any:
     path = Path(str(file))
     if file is None or not path.is_file():
         return file
-    return f"file {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
+    about = path.stat()
+    return f"file {_digest(path, about.st_size, about.st_mtime_ns)}"
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(path: Path, size: int, changed: int) -> str:
+    """Of a file's content, read once as long as its size and time of change stay."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _quoted(value: Any) -> str:
@@ -189,8 +202,8 @@ def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Param
     )
 
 
-ANY_DETECTOR = ("start_epoch", "update_from")
-"""Settings that every detector has: when it starts."""
+ANY_DETECTOR = ("start_epoch", "update_from", "degrees")
+"""Settings of every detector: when it starts, and whether its kin have degrees."""
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
