@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"training", "report", "evaluation", "embedding", "data", "detectors.base"},
     "cli": {
         "api",
+        "plugins",
         "sweeping",
         "cnce",
         "embedding",

@@ -22,7 +22,7 @@ from tests.training.pairs_of import write_pairs
 
 TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
 SMALL = {"framework.queue_size": 6, "framework.warmup_epochs": 0, "framework.num_clusters": [2, 3], "detector.num_clusters": [2, 3]}
-"""What takes the place of a recipe's own for 24 pictures."""
+"""What takes the place of a recipe's own for 24 images."""
 
 
 def test_the_recipes_are_there() -> None:
@@ -49,7 +49,7 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x, y = random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8), np.arange(24) % 3
     recipe = load_recipe(name)
-    data = tmp_path / ("pictures" if recipe.data.labels_from_folders else "pictures.npz")
+    data = tmp_path / ("images" if recipe.data.labels_from_folders else "images.npz")
     if "clip" in recipe.method:
         data = write_pairs(tmp_path / "captions", 32, captions=1)
     elif recipe.data.labels_from_folders:
