@@ -11,8 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
-from kinfolk.detectors import FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
-from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SogCLR
+from kinfolk.detectors import (
+    FNC,
+    IFND,
+    Cave,
+    Components,
+    Detector,
+    GloFND,
+    Guide,
+    Hierarchy,
+    Known,
+    Neighbours,
+    Oracle,
+    Ring,
+    StartAt,
+    Teacher,
+)
+from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
+from kinfolk.objectives.base import READ_EVERY
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
@@ -25,6 +41,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "local": lambda **given: LocalAggregation(temperature=0.3, **given),
     "relative": lambda **given: RelativeContrast(temperature=0.3, **given),
     "sogclr": lambda **given: SogCLR(num_samples=N, temperature=0.3, **given),
+    "siglip": lambda **given: SigLIPLoss(temperature=0.3, bias=-2.0, **given),
     "clip": lambda **given: CLIPLoss(temperature=0.3, **given),
     "bimodal": lambda **given: BimodalSogCLR(num_samples=N, temperature=0.3, **given),
     "fastclip": lambda **given: FastCLIP(num_samples=N, temperature=0.3, **given),
@@ -49,6 +66,10 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "neighbours": lambda: Neighbours(N, num_clusters=4, num_clusterings=2, num_background=9),
     "hierarchy": lambda: Hierarchy(N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2),
     "known": lambda: Known(N, PAIRS),
+    "components": Components,
+    "teacher, soft": Teacher,
+    "guide": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2),
+    "guide, soft": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2),
 }
 
 
@@ -74,6 +95,8 @@ def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_a_step_waits_for_nothing(loss: str, detector: str, action: Action) -> None:
     if detector == "none" and action != "eliminate":
         pytest.skip("nothing is kin")
+    if "soft" in detector and action == "eliminate":
+        pytest.skip("refused: nothing would be left")
     here = made(loss, detector, action)
     with pretended():
         there = copy.deepcopy(here).to("cuda")
@@ -118,3 +141,54 @@ def test_a_broken_step_leaves_no_trace() -> None:
         after = loss_fn.state_dict()
     assert before
     assert all(torch.equal(value, after[name].held) for name, value in before.items())
+
+
+LAUNCHES = {
+    "NTXent": (40, lambda: NTXent(temperature=0.1), False),
+    "NTXent + GloFND": (88, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "SogCLR + GloFND": (115, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "with labels": (148, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_step_is_launched_in_few_operations(case: str) -> None:
+    """Forward and backward, in eager mode, after a first step."""
+    most, make, labelled = LAUNCHES[case]
+    loss_fn = make()
+    if labelled:
+        loss_fn.set_eval_labels(torch.arange(N) % 4)
+    with pretended():
+        loss_fn.to("cuda")
+        for step in range(2):
+            one, other, ids = (on_device(x, requires_grad=x.is_floating_point()) for x in batch(step))
+            LOG.reset()
+            loss_fn(one, other, ids).backward()
+            if labelled:
+                assert loss_fn.stats
+        assert not LOG.waits
+        assert LOG.launches <= most, LOG.operations
+
+
+def test_the_loss_of_an_annealed_ring_is_read_once_in_a_while() -> None:
+    detector = Ring(0.3, 0.8, anneal="loss", anneal_epochs=1)
+    loss_fn = NTXent(temperature=0.3, detector=detector)
+    with pretended():
+        loss_fn.to("cuda")
+        for step in range(2 * READ_EVERY):
+            loss_fn.set_progress(step // READ_EVERY, 2)
+            one, other, ids = (on_device(x) for x in batch(step))
+            LOG.reset()
+            loss_fn(one, other, ids)
+            assert bool(LOG.waits) == (step % READ_EVERY == READ_EVERY - 1)
+    assert int(detector.anneal.counted[1]) == READ_EVERY
+    assert detector.lower > 0
+
+
+def test_the_temperature_is_read_once_in_a_while() -> None:
+    loss_fn = FastCLIP(num_samples=N, temperature=0.02)
+    with pretended():
+        loss_fn.to("cuda")
+        LOG.reset()
+        assert [round(loss_fn.temperature_lr_factor, 2) for _ in range(READ_EVERY)] == [0.33] * READ_EVERY
+        assert sum(LOG.waits.values()) == 1

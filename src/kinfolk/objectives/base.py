@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Shared(TypedDict, total=False):
     action: Action
     min_negatives: int
     kin_weight: float
+    own_weight: float | None
     block_rows: int | None
     gather: bool | None
     compile: bool
@@ -38,11 +39,15 @@ def with_detector(shared: Shared, detector: Detector | None) -> Shared:
     return {**shared, "detector": detector}
 
 
+READ_EVERY = 32
+"""Steps after which the host reads what it needs from an accelerator; on a CPU, it reads it at every step."""
+
 USUAL: Shared = {
     "detector": None,
     "action": "eliminate",
     "min_negatives": 1,
     "kin_weight": 0.5,
+    "own_weight": None,
     "block_rows": None,
     "gather": None,
     "compile": False,
@@ -60,6 +65,8 @@ class Objective(nn.Module, ABC):
             denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
+        own_weight: with "attract", the share of the pull that the own positives keep, in [0, 1]; kin have the rest by their degrees. Without
+            kin the own positives have all of it. None: an own positive counts as much as kin with the degree 1.
         block_rows: rows of similarities held at a time; None: so many that a block has some two million entries, on a CPU.
         gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
         compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
@@ -70,6 +77,10 @@ class Objective(nn.Module, ABC):
     """Whether `terms` reads Σ w of each row."""
     pools_kin: ClassVar[bool] = False
     """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
+    hardness: float = 0.0
+    """β, by which similar negatives weigh more; see `kinship.hardened`."""
+    shares_pull: ClassVar[bool] = True
+    """Whether own positives and attracted kin share one pull, so that `own_weight` can divide it."""
     grades: ClassVar[bool] = False
     """Whether it goes by the degrees of the own positives."""
     addresses: ClassVar[bool] = False
@@ -90,6 +101,19 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
+        self.own_weight, judge = given["own_weight"], given["detector"]
+        if self.own_weight is None and judge is not None and action == "attract" and self.shares_pull:
+            self.own_weight = judge.own_weight
+        if action == "eliminate" and judge is not None and judge.soft:
+            raise ValueError(
+                f"`action` (='eliminate') must be 'attract' or 'reweight' with {judge!r}: every candidate is kin to some degree, and none "
+                "would be left"
+            )
+        if self.own_weight is not None and not 0 <= self.own_weight <= 1:
+            raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
+        if self.own_weight is not None and (action != "attract" or not self.shares_pull):
+            what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
+            raise ValueError(f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull of 'attract'")
         self.block_rows, self.gather, self.compiles = given["block_rows"], given["gather"], given["compile"]
         if self.block_rows is not None and self.block_rows < 1:
             raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
@@ -99,6 +123,7 @@ class Objective(nn.Module, ABC):
             self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
         self.labelled = False  # whether all labels are known
+        self._losses: list[Tensor] = []
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -144,7 +169,7 @@ class Objective(nn.Module, ABC):
         if pairs.degree is not None and not self.grades:
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
-        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
+        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin, self.hardness)
         labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
         given = self.temperature_of(pairs) if temperature is None else temperature
         contrast = Contrast(
@@ -184,6 +209,8 @@ class Objective(nn.Module, ABC):
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0. Called before every step with a fractional epoch
         (`epoch + step / num_steps`), schedules that move by the step do so; called once an epoch, they move once an epoch."""
         if self.detector is not None:
+            if int(epoch) != self.detector.epoch:
+                self._flush_losses()
             self.detector.set_progress(int(epoch), num_epochs)
             if "epoch" in self.detector.wanted_metrics:
                 self.detector.on_metric("epoch", epoch)
@@ -224,13 +251,15 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"the ranks' batches (={sizes}) must each hold a sample")
         if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
             return pairs, sizes, None
-        others = (pairs.ids, pairs.candidate_ids) + (() if pairs.candidate_groups is None else (pairs.candidate_groups,))
-        candidates, all_ids, candidate_ids, *groups = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
+        others = [pairs.ids, pairs.candidate_ids]
+        others += [x for x in (pairs.candidate_groups, pairs.candidate_guide) if x is not None]
+        candidates, all_ids, candidate_ids, *rest = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
         gathered = replace(
             pairs,
             candidates=candidates,
             candidate_ids=candidate_ids,
-            candidate_groups=groups[0] if groups else None,
+            candidate_groups=None if pairs.candidate_groups is None else rest.pop(0),
+            candidate_guide=None if pairs.candidate_guide is None else rest.pop(0),
             local_candidates=False,
         )
         return gathered, sizes, all_ids
@@ -261,12 +290,20 @@ class Objective(nn.Module, ABC):
             if sizes is None and distributed.world_size() > 1:
                 torch.distributed.all_reduce(mean)
                 mean /= distributed.world_size()
-            detector.on_metric("loss", float(mean))
+            self._losses.append(mean)
+            if mean.device.type == "cpu" or len(self._losses) >= READ_EVERY:
+                self._flush_losses()
         if detector.collects:
             rows = pairs.anchors if pairs.collected is None else pairs.collected
             each = len(rows) // max(len(pairs.ids), 1)
             ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))
             detector.collect(ids, rows.flatten(0, 1), sound)
+
+    def _flush_losses(self) -> None:
+        """Hands the detector the losses since the last time; on an accelerator this waits for the device, so it is done once in a while."""
+        losses, self._losses = self._losses, []
+        for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
+            self.detector.on_metric("loss", value)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
@@ -280,13 +317,31 @@ def call(name: str, objective: Objective, **shown: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
-def positives(rows: Rows) -> tuple[float | Tensor, Tensor]:
-    """The number of an anchor's positives, its own and its attracted kin by their degrees, and (R,) the sum of their similarities."""
+class Pull(NamedTuple):
+    """Σ y s over an anchor's positives, with Σ y = 1; and y of each own positive, and of kin with the degree 1."""
+
+    sum_R: Tensor
+    own_R: Tensor
+    kin_R: Tensor
+
+
+def pulls(rows: Rows, own_weight: float | None = None) -> Pull:
+    """How the own positives and the attracted kin share the pull on an anchor.
+
+    y = 1 / (P + Σ degrees) for an own positive, degree / (P + Σ degrees) for kin; with an `own_weight` λ, y = λ / P and
+    (1 − λ) degree / Σ degrees, or 1 / P where no kin have a degree above 0."""
     number = rows.own_RP.shape[1]
     sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
     if rows.kin_mass_R is None or rows.kin_sum_R is None:
-        return float(number), sum_R
-    return number + rows.kin_mass_R, sum_R + rows.kin_sum_R
+        own_R = torch.full_like(sum_R, 1 / number)
+        return Pull(sum_R / number, own_R, own_R)
+    if own_weight is None:
+        own_R = 1 / (number + rows.kin_mass_R)
+        return Pull((sum_R + rows.kin_sum_R) / (number + rows.kin_mass_R), own_R, own_R)
+    some_R = rows.kin_mass_R > 0
+    own_R = torch.where(some_R, own_weight, 1.0) / number
+    kin_R = torch.where(some_R, (1 - own_weight) / rows.kin_mass_R, 0.0)
+    return Pull(own_R * sum_R + kin_R * rows.kin_sum_R, own_R, kin_R)
 
 
 def _normalised(pairs: Pairs) -> Pairs:
