@@ -86,10 +86,7 @@ def test_the_anchors_own_old_key_has_no_degree() -> None:
     candidate_ids = torch.cat([ids[:3], torch.arange(B, B + Q - 3)])
     pairs = Pairs(queries, queue, keys.unsqueeze(1), ids, candidate_ids, guide=keys, candidate_guide=queue)
     total = NTXent(0.1, detector=Teacher(0.05), action="attract").on(pairs)
-    rows = [
-        sce(queries[i : i + 1], keys[i : i + 1], queue[candidate_ids != i], 0.1, 0.05, 0.5)
-        for i in range(B)
-    ]
+    rows = [sce(queries[i : i + 1], keys[i : i + 1], queue[candidate_ids != i], 0.1, 0.05, 0.5) for i in range(B)]
     torch.testing.assert_close(total, torch.stack(rows).mean())
 
 

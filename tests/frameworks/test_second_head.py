@@ -44,7 +44,9 @@ def test_the_loss_is_the_plain_one_and_supcon_by_the_components_of_the_first_hea
     expected = NTXent(0.3)(*z.chunk(2), ids) + attracted(*w.chunk(2), ids)
     ours = framework(views, ids)
     torch.testing.assert_close(ours, expected)
-    for one, other in zip(*(torch.autograd.grad(x, list(framework.encoder.parameters()), retain_graph=True) for x in (ours, expected)), strict=True):
+    for one, other in zip(
+        *(torch.autograd.grad(x, list(framework.encoder.parameters()), retain_graph=True) for x in (ours, expected)), strict=True
+    ):
         torch.testing.assert_close(one, other)
 
 

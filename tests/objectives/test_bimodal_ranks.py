@@ -120,7 +120,16 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
 
 LOSSES = ("clip", "sogclr", "fastclip", "siglip")
 NAMES = [f"{loss}/{detector}" for loss in LOSSES for detector in ("plain", "groups", "fnc", "oracle", "glofnd")]
-NAMES += ["clip/guide", "siglip/guide", "siglip/outside", "clip/everybody", "clip/outside", "fastclip/outside", "individual/plain", "individual/glofnd"]
+NAMES += [
+    "clip/guide",
+    "siglip/guide",
+    "siglip/outside",
+    "clip/everybody",
+    "clip/outside",
+    "fastclip/outside",
+    "individual/plain",
+    "individual/glofnd",
+]
 
 
 @pytest.fixture(scope="module", params=[2, 3])

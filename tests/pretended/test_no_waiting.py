@@ -11,7 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
-from kinfolk.detectors import FNC, IFND, Cave, Components, Detector, GloFND, Guide, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt, Teacher
+from kinfolk.detectors import (
+    FNC,
+    IFND,
+    Cave,
+    Components,
+    Detector,
+    GloFND,
+    Guide,
+    Hierarchy,
+    Known,
+    Neighbours,
+    Oracle,
+    Ring,
+    StartAt,
+    Teacher,
+)
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 

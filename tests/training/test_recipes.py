@@ -108,7 +108,7 @@ def framework_of(name: str, **settings: Any) -> Framework:
     """That of a recipe for 200,000 samples, with small networks."""
     small = {"model.name": "resnet10", "model.width": 4, "model.stem": "cifar", "model.init": None, "head.out_size": 4, "views.size": 16}
     small |= {"text.name": "transformer", "text.layers": 1, "text.width": 8, "text.heads": 1, "text.pretrained": False}
-    known = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
+    known: dict[str, Any] = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
     known |= {"detector.features": str(FEATURES)} if "+guide" in load_recipe(name).method else {}
     config = assemble(None, name, {}, {**small, **known, **settings})
     keys = SimpleNamespace(keys=[""] * 200_000)

@@ -31,7 +31,9 @@ def guide_advice(audit: Audit, features: Any = None, data: str | None = None) ->
     guide = shlex.quote(str(features)) if isinstance(features, str | Path) and Path(features).exists() else "FEATURES"
     action = ":attract" if precision >= ATTRACT else ""
     done = "attract the nearest" if action else "eliminate the nearest, or give all candidates degrees with detector.temperature"
-    command = f"kinfolk train --data {source} --out runs/guided --method simclr+guide{action} --guide {guide} --set detector.alpha={alpha:.2g}"
+    command = (
+        f"kinfolk train --data {source} --out runs/guided --method simclr+guide{action} --guide {guide} --set detector.alpha={alpha:.2g}"
+    )
     return f"As a guide for training: {right}; {done}.", command
 
 

@@ -103,7 +103,9 @@ def train(
             f"--known-kin needs a method with the detector `known`, such as --method {(method or 'simclr').partition('+')[0]}+known"
         )
     if guide is not None and (method is None or "+guide" not in method.lower()) and not (method is None and (resume or recipe)):
-        raise UsageError(f"--guide needs a method with the detector `guide`, such as --method {(method or 'simclr').partition('+')[0]}+guide")
+        raise UsageError(
+            f"--guide needs a method with the detector `guide`, such as --method {(method or 'simclr').partition('+')[0]}+guide"
+        )
     flags: dict[str, Any] = {
         "detector.pairs": None if known_kin is None else str(known_kin),
         "detector.features": guide,

@@ -48,7 +48,11 @@ class Graded(Wrapped):
 def joined(levels: Sequence[Roles]) -> tuple[Roles, ...]:
     """Levels that differ in their keys alone as one, whose keys they are; others as they are."""
     keys = [roles.kin for roles in levels]
-    if len(levels) == 1 or any(not isinstance(each, Keys) or each.apart for each in keys) or any(roles.drop is not None for roles in levels):
+    if (
+        len(levels) == 1
+        or any(not isinstance(each, Keys) or each.apart for each in keys)
+        or any(roles.drop is not None for roles in levels)
+    ):
         return tuple(levels)
     rows = torch.cat([each.key_LR if each.level is None else each.key_LR[[each.level]] for each in keys if isinstance(each, Keys)])
     columns = torch.cat([each.key_LC if each.level is None else each.key_LC[[each.level]] for each in keys if isinstance(each, Keys)])

@@ -37,7 +37,7 @@ class Guide(Detector):
         temperature   every candidate is kin, with the degree exp((s_ij − 1) / t_g)
 
     With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g), the own positive with s = 1: X-CLR's
-    targets. The features are only read. On a CPU the file stays mapped into memory, so that a step reads the batch's rows and no more; on an
+    targets. The features are only read. On a CPU the file stays mapped into memory, so that a step reads only the batch's rows; on an
     accelerator they move there, in the precision of the file. No state: features are data, so they are not in `state_dict()`.
 
     Without features, a framework of images and captions takes the candidates' own modality as the guide: an image's candidate captions are
@@ -163,7 +163,9 @@ def read_features(path: str | Path) -> Tensor:
     """(N, F) of a .npy or .safetensors file, mapped into memory; nothing in it is run, and the file is not written."""
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder or timm/NAME")
+        raise UsageError(
+            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder or timm/NAME"
+        )
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
@@ -184,6 +186,8 @@ def _read_safetensors(path: Path) -> Tensor:
         names = sorted(file.keys())
         chosen = next((key for key in KEYS if key in names), names[0] if len(names) == 1 else None)
         if chosen is None:
-            raise UsageError(f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds {', '.join(names) or 'nothing'}")
+            raise UsageError(
+                f"`{path}` must hold one tensor, or one named {' or '.join(KEYS[:2])}; it holds {', '.join(names) or 'nothing'}"
+            )
         tensor: Tensor = file.get_tensor(chosen)
         return tensor

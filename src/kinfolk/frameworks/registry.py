@@ -18,7 +18,19 @@ from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
 from kinfolk.objectives.debiased import USUAL_ESTIMATE, Estimate
 
-_SET_BY_TRAINING = {"self", "encoder", "head", "text_encoder", "text_head", "second_head", "num_samples", "labels", "keys", "detector", "action"}
+_SET_BY_TRAINING = {
+    "self",
+    "encoder",
+    "head",
+    "text_encoder",
+    "text_head",
+    "second_head",
+    "num_samples",
+    "labels",
+    "keys",
+    "detector",
+    "action",
+}
 """Arguments that the training passes. All others in a signature can be set by the user."""
 
 
@@ -53,7 +65,8 @@ class Method:
 @dataclass(frozen=True)
 class Context:
     """What a method needs besides encoder and head: the number of training samples, their (N,) labels if there are any, and the text
-    encoder with its head if samples have text, the keys of the samples, and the second head, on which kin are attracted, if there is one."""
+    encoder with its head if samples have text, the keys of the samples, and the second head, on which kin are attracted, if there is
+    one."""
 
     num_samples: int
     labels: Tensor | None = None
@@ -153,7 +166,9 @@ def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return own
     (others,) = (p.annotation for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
-    usual, hints = (USUAL_ESTIMATE, typing.get_type_hints(Estimate)) if "Estimate" in str(others) else (USUAL, typing.get_type_hints(Shared))
+    usual, hints = (
+        (USUAL_ESTIMATE, typing.get_type_hints(Estimate)) if "Estimate" in str(others) else (USUAL, typing.get_type_hints(Shared))
+    )
     settable = [name for name in usual if name not in (*_SET_BY_TRAINING, *own, "gather", "compile")]
     named = inspect.Parameter.KEYWORD_ONLY
     return own | {name: inspect.Parameter(name, named, default=usual.get(name), annotation=hints[name]) for name in settable}

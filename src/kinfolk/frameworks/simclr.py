@@ -52,7 +52,8 @@ class SimCLR(TaughtBatch):
         if self.second_head is None or self.first_objective is None:
             return super().forward(views, ids)
         ids, features = integer_ids(ids, views.device), self.encoder(views.flatten(0, 1))
-        first, second = (two_views(*head(features).chunk(2), ids, unit) for head in (self.head, self.second_head))
+        z, w = (head(features).chunk(2) for head in (self.head, self.second_head))
+        first, second = (two_views(one, other, ids, unit) for one, other in (z, w))
         seen = first.anchors.detach()
         second = replace(second, guide=seen, candidate_guide=seen, collected=seen)
         return self.first_objective.on(first) + self.objective.on(second)
@@ -69,7 +70,9 @@ def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
         return shared
     detector, action = shared.get("detector"), shared.get("action", "eliminate")
     if detector is None or action != "attract":
-        raise ValueError("`head.second` (=true) needs a detector with the action 'attract', such as +components: it is what kin are attracted on")
+        raise ValueError(
+            "`head.second` (=true) needs a detector with the action 'attract', such as +components: it is what kin are attracted on"
+        )
     if detector.reads is not None:
         raise ValueError(f"`head.second` (=true) must be false with {detector!r}: a second head follows the similarities of the first")
     return {**shared, "detector": Elsewhere(detector)}

@@ -11,4 +11,15 @@ from kinfolk.objectives.relative import RelativeContrast
 from kinfolk.objectives.siglip import SigLIPLoss
 from kinfolk.objectives.sogclr import SogCLR
 
-__all__ = ["Bimodal", "BimodalSogCLR", "CLIPLoss", "FastCLIP", "LocalAggregation", "NTXent", "Objective", "RelativeContrast", "SigLIPLoss", "SogCLR"]
+__all__ = [
+    "Bimodal",
+    "BimodalSogCLR",
+    "CLIPLoss",
+    "FastCLIP",
+    "LocalAggregation",
+    "NTXent",
+    "Objective",
+    "RelativeContrast",
+    "SigLIPLoss",
+    "SogCLR",
+]

@@ -67,7 +67,9 @@ class NTXent(Objective):
         self.positive_in_denominator, self.rescale_kept = positive_in_denominator and not decoupled, rescale_kept
         self.prior, self.hardness = checked_estimate(prior, hardness)
         if rescale_kept and (self.prior or self.hardness):
-            raise ValueError("`rescale_kept` (=True) must be False with `prior` or `hardness`: they estimate the sum over negatives themselves")
+            raise ValueError(
+                "`rescale_kept` (=True) must be False with `prior` or `hardness`: they estimate the sum over negatives themselves"
+            )
 
     @property
     def reads_weight(self) -> bool:  # type: ignore[override]

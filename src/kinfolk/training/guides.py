@@ -37,7 +37,9 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
         return _embedded(encoder, Views("plain", SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE), data)
     if path.is_dir():
         if not (path / "config.yaml").is_file():
-            raise UsageError(f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or .safetensors file, or timm/NAME")
+            raise UsageError(
+                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or .safetensors file, or timm/NAME"
+            )
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
         return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
