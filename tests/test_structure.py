@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kinship": {"actions", "pairs"},
     "stats": {"kinship", "pairs"},
     "stores": {"distributed"},
-    "detectors.base": {"kinship", "pairs", "stores"},
+    "detectors.base": {"actions", "kinship", "pairs", "stores"},
     "detectors": {"detectors.base", "clustering", "compiling", *ENGINE},
     "across": ENGINE,
     "contrast": {"across", "compiling", "detectors.base", *ENGINE},

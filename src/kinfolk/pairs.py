@@ -54,8 +54,8 @@ class Pairs:
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
         twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds the
             gradient of the positives to that of the anchors.
-        guide, candidate_guide: (B, G), or (A, G) of each anchor, and (C, G), unit norm, without gradient: samples and candidates in the space
-            of another model, such as a teacher or the other modality, for a detector that reads it.
+        guide, candidate_guide: (B, G), or (A, G) of each anchor, and (C, G), unit norm, without gradient: samples and candidates in the
+            space of another model, such as a teacher or the other modality, for a detector that reads it.
     """
 
     anchors: Tensor
