@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.views import Views
+from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import IFND
+from kinfolk.embedding import embed
 from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr
-from kinfolk.evaluation.embed import embed
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, projection_head
 from kinfolk.pairs import Block
 

@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from timing import memory
 
 from kinfolk.data.decode import read_file, strict_pillow
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.data.stream import StreamSource
 from kinfolk.training.loader import BatchLoader
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from kinfolk.data.views import Views
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.data.augmentation.views import Views
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, build_text, projection_head
 
 PAIRS: tuple[tuple[str, str, dict[str, Any]], ...] = (

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.auditing.features import Features
-from kinfolk.auditing.labels import encoded, read_labels
-from kinfolk.auditing.survey import take_survey
+from kinfolk.auditing.alpha import take_survey
+from kinfolk.auditing.annotations import encode, read_labels
+from kinfolk.auditing.inputs import Features
 
 ALPHAS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
 
@@ -48,7 +48,7 @@ def main() -> None:
     print(f"| features, samples | {' | '.join(f'α = {alpha}' for alpha in ALPHAS)} |\n|---{'|---' * len(ALPHAS)}|")
     for path in parser.parse_args().features:
         features = np.load(path, mmap_mode="r")
-        labels, _ = encoded(read_labels(path.with_suffix(".parquet")), len(features))
+        labels, _ = encode(read_labels(path.with_suffix(".parquet")).values, len(features))
         print(line(path.stem, features, labels), flush=True)
         kept = unequal(labels)
         print(line(f"{path.stem}, unequal classes", features[kept], labels[kept]), flush=True)

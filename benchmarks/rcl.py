@@ -20,9 +20,9 @@ from timing import interleaved, median, verdict
 from torch import Tensor
 
 from kinfolk.clustering import Hierarchy
-from kinfolk.data.views import Views
+from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import Hierarchy as Detector
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, projection_head
 
 DIM, BATCH = 128, 256

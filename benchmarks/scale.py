@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from kinfolk.data.samples import Samples
+    from kinfolk.data.sample_table import Samples
 
 D, L, H, Q = 128, 3, 3, 65_536
 B = 4096
@@ -68,7 +68,7 @@ def held() -> list[Held]:
     from kinfolk.detectors.ifnd import usual_clusters
     from kinfolk.detectors.ring_learned import Boundaries
     from kinfolk.stores import Bank, Queue
-    from kinfolk.stores.collected import Collected
+    from kinfolk.stores.per_sample import Collected
 
     def collected(N: int) -> nn.Module:
         store = Collected(N)
@@ -163,8 +163,8 @@ def sample_list(N: int) -> Samples:
     import numpy as np
     import pyarrow as pa
 
-    from kinfolk.data.samples import Samples
-    from kinfolk.data.text_column import TextColumn
+    from kinfolk.data.captions import TextColumn
+    from kinfolk.data.sample_table import Samples
 
     parts = [
         pa.array([f"train/n{row // 1300:08d}/n{row // 1300:08d}_{row % 1300:05d}.JPEG" for row in range(start, min(start + 100_000, N))])
@@ -189,8 +189,8 @@ def open_list(file: str) -> dict[str, int]:
     """In a process of its own: what mapping the list, and reading all of it, adds to the process."""
     import numpy as np
 
-    from kinfolk.data.samples import Samples
-    from kinfolk.data.text_column import TextColumn
+    from kinfolk.data.captions import TextColumn
+    from kinfolk.data.sample_table import Samples
 
     with tempfile.TemporaryDirectory() as folder:  # what the libraries load when they are first used is not of the list
         assert sample_list(1000).mapped(folder)[999].key
@@ -319,9 +319,9 @@ def grad_cache_step(batch: int, chunks: int) -> dict[str, float]:
     """In a process of its own: seconds and memory of a step of `simclr+glofnd` on a small convolutional network."""
     import torch
 
-    from kinfolk.frameworks.method import Context, build, parse
+    from kinfolk.frameworks.registry import Context, build, parse
     from kinfolk.models import build_encoder, projection_head
-    from kinfolk.training.grad_cache import encoders_of, in_chunks
+    from kinfolk.training.module import encoders_of, in_chunks
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

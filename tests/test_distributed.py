@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import NTXent, Objective, SogCLR
 from kinfolk.pairs import two_views
+from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -97,7 +97,7 @@ NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in (
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)  # type: ignore[no-untyped-call]
+    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

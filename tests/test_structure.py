@@ -21,14 +21,13 @@ from kinfolk.training.recipes import recipe_names
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kinfolk"
 
-# Which parts each part may import (itself, `errors`, `files` and `foreign` always). `detectors.base` is what a detector is; only it, never
+# Which parts each part may import (itself, `errors`, `files` and `seeding` always). `detectors.base` is what a detector is; only it, never
 # a concrete detector, is known to the engine and the objectives.
 ENGINE = {"pairs", "actions", "kinship", "stats", "stores", "distributed"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": {"foreign"},
-    "foreign": set(),
-    "files": {"foreign"},
-    "cautions": set(),
+    "errors": set(),
+    "files": set(),
+    "seeding": set(),
     "distributed": set(),
     "lars": set(),
     "compiling": set(),
@@ -38,18 +37,32 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": {"kinship", "pairs"},
     "stores": {"distributed"},
     "detectors.base": {"kinship", "pairs", "stores"},
-    "detectors": {"detectors.base", "clustering", "compiling", "cautions", *ENGINE},
+    "detectors": {"detectors.base", "clustering", "compiling", *ENGINE},
     "across": ENGINE,
     "contrast": {"across", "compiling", "detectors.base", *ENGINE},
     "objectives": {"across", "contrast", "detectors.base", *ENGINE},
-    "clustering": {"stores"},
+    "clustering": {"distributed", "stores"},
     "data": set(),
     "models": set(),
-    "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", "cautions", *ENGINE},
-    "evaluation": {"frameworks", "detectors", "kinship", "pairs", "data", "models", "stats", "clustering", "distributed", "lars"},
-    "training": {
-        "cautions",
+    "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
+    "embedding": {"data", "distributed", "seeding"},
+    "cnce": {"cli", "seeding"},
+    "evaluation": {
+        "embedding",
+        "frameworks",
+        "detectors",
+        "kinship",
+        "pairs",
+        "data",
+        "models",
+        "stats",
+        "clustering",
+        "distributed",
         "lars",
+    },
+    "training": {
+        "lars",
+        "embedding",
         "evaluation",
         "frameworks",
         "objectives",
@@ -60,12 +73,26 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         *ENGINE,
     },
-    "report": {"training", "evaluation", "frameworks", "detectors", "data", "models"},
-    "auditing": {"report", "training", "data"},
+    "report": {"embedding", "training", "evaluation", "frameworks", "detectors", "data", "models"},
+    "auditing": {"embedding", "report", "training", "data", "models"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
     "api": {"training", "report"},
-    "cli": {"api", "auditing", "comparing", "exporting", "report", "training", "evaluation", "frameworks", "detectors", "data", "models"},
+    "cli": {
+        "api",
+        "cnce",
+        "embedding",
+        "auditing",
+        "comparing",
+        "exporting",
+        "report",
+        "training",
+        "evaluation",
+        "frameworks",
+        "detectors",
+        "data",
+        "models",
+    },
 }
 NOT_OF_THE_PACKAGE = {
     "pretended",
@@ -101,7 +128,7 @@ def imported(source: str, package: str) -> Iterator[str]:
 def forbidden(source: str, module: str, package: str) -> list[str]:
     """What the file imports and its part may not."""
     part = part_of(module)
-    allowed = {part, "errors", "files", "foreign", ""} | MAY_IMPORT[part]
+    allowed = {part, "errors", "files", "seeding", ""} | MAY_IMPORT[part]
     return [name for name in imported(source, package) if part_of(name) not in allowed]
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# A name is loaded when it is first asked for: the losses need only torch, `train` also Lightning, and `kinfolk --help` neither.
-_HOME = {
+# Names are imported on first access: the losses need only torch, `train` also needs Lightning, and `kinfolk --help` needs neither.
+_MODULE_OF = {
     "BimodalSogCLR": "kinfolk.objectives",
     "CLIPLoss": "kinfolk.objectives",
     "Cave": "kinfolk.detectors",
@@ -59,13 +59,13 @@ _HOME = {
     "train": "kinfolk.api",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

@@ -56,7 +56,7 @@ class Across:
         """Joins what was noted of all blocks and ranks; between the two directions."""
         columns = [torch.cat(parts) for parts in zip(*self._noted, strict=True)]
         if sizes is not None:
-            columns = [distributed.gather_rows(column, sizes) for column in columns]
+            columns = distributed.gather_together(columns, sizes)
         self._columns = columns
 
     def own(self, rows: slice) -> Tensor:

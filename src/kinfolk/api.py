@@ -1,4 +1,4 @@
-"""What `kf.train` and `kinfolk train` share: the training, and the page about it."""
+"""`kf.train`, which `kinfolk train` calls too: the training, followed by the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kinfolk.training.train import train as train_run
 if TYPE_CHECKING:
     import os
 
-    from kinfolk.training.run import Run
+    from kinfolk.training.run_folder import Run
     from kinfolk.training.train import Data
 
 
@@ -30,24 +30,24 @@ def train(
     progress: bool = True,
     report: bool = True,
 ) -> Run:
-    """Learns an encoder from pictures, and leaves everything about it in the folder `out`, with a page to look at.
+    """Trains an encoder on images and writes a run folder with the encoder, metrics, checkpoints and a report.
 
     Args:
-        data: a folder, array file, table, archive, "digits", an array of pictures (N, H, W, 3), or a map-style `Dataset`.
+        data: a folder, array file, table, archive, "digits", an array of images (N, H, W, 3), or a map-style `Dataset`.
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
         method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
-        epochs, batch_size, seed: of the training; `batch_size` is over all devices together.
-        recipe: a ready configuration to start from, by name or path. With a `method` other than its own, the settings of the parts that the
-            method replaces are dropped.
+        epochs, batch_size, seed: settings of the training; `batch_size` is the total over all devices.
+        recipe: a ready configuration to start from, by name or path. With another `method` than that of the recipe, settings of the
+            replaced parts are dropped.
         settings: any other key of the configuration: `{"optimizer.lr": 0.1}` or `["optimizer.lr=0.1"]`.
-        resume: goes on with the run in `out`, exactly where its last checkpoint is; begins it where there is none. What is not given is
-            taken from the run; what is given must agree with it.
-        overwrite: replaces the run in `out`, and removes nothing there that no run wrote.
-        progress: shows a bar, or lines where there is no terminal.
-        report: writes `report.html`. Data handed over as arrays or a `Dataset` can't be read again, so its page has no map.
+        resume: continues the run in `out` exactly from its last checkpoint, or starts it if there is none. Settings that are not given
+            are those of the run; given ones must agree with it.
+        overwrite: replaces the run in `out`. Files that no run wrote are kept.
+        progress: shows a progress bar, or lines if there is no terminal.
+        report: writes `report.html`. Data passed as an array or a `Dataset` cannot be read again, so its report has no map.
 
     Returns:
-        The run; its `rank` is above 0 in the processes that helped rank zero.
+        The run. Its `rank` is above 0 in processes other than rank zero.
     """
     run = train_run(
         data,

@@ -87,6 +87,7 @@ class Contrast:
     """One evaluation of an objective over `Pairs`: run by `loss`, after which `stats` and the updates are there.
 
     `temperature`: a number; a tensor without dimensions, which receives its gradient; or (A,) of each anchor, which does not.
+    `all_ids`: the sample ids of all ranks, where they were gathered with the candidates.
     `gives`, `takes`: where the candidates are anchors of another contrast with these anchors, what they add to its gradient, or to this.
     `reads_weight`: whether the objective needs Σ w of each row."""
 
@@ -102,6 +103,7 @@ class Contrast:
     reads_weight: bool = True
     gives: Across | None = None
     takes: Across | None = None
+    all_ids: Tensor | None = field(init=False, default=None)
     with_gradient: bool = field(init=False, default=False)
     stats: Callable[[], Stats] = field(init=False)
     found: list[Mapping[str, Tensor]] = field(init=False, default_factory=list)

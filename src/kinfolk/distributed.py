@@ -1,12 +1,19 @@
-"""What crosses ranks: embeddings with their gradient, ids, per-sample updates. The mathematics is in `contrast.py`.
+"""Communication between ranks: embeddings with their gradient, ids, and per-sample updates. The mathematics is in `contrast.py`.
 
 The convention is that of DistributedDataParallel, which averages the ranks' gradients: every rank returns the loss of the joined batch, and
-its gradient is scaled so that the **average** over ranks is the gradient of the joined batch. Ranks may hold batches of unequal size.
+its gradient is scaled so that the **average** over ranks is the gradient of the joined batch.
+
+A collective costs a fixed time however little it carries, so what is known at one moment is packed into one (`gather_together`). Ranks may
+hold batches of unequal size. They then tell each other their sizes first, for which the host waits; `equal_batches` saves that.
+
+Every tensor that is communicated is on the device of its caller's data: NCCL takes no CPU tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,40 +21,106 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_ALIGNMENT = 8
+"""Bytes at which every tensor of a packed message begins, so that it can be read as any type."""
+_equal_batches = False
+
 
 def world_size() -> int:
     """The number of processes; 1 without an initialised process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def is_rank_zero() -> bool:
+    """Whether this is the first process, or the only one."""
+    return world_size() == 1 or dist.get_rank() == 0
+
+
+@contextmanager
+def equal_batches(equal: bool = True) -> Iterator[None]:
+    """Declares that within it all ranks hold batches of one size, or, with False, that sizes have to be exchanged (the default).
+
+    Saves one collective and one wait of the host for the device in every step. If batches are unequal nevertheless, the collectives fail or
+    hang. A training declares it where its loader gives every rank the same number of samples.
+    """
+    global _equal_batches
+    before, _equal_batches = _equal_batches, equal
+    try:
+        yield
+    finally:
+        _equal_batches = before
+
+
 def batch_sizes(local: int, device: torch.device) -> list[int]:
     """The number of rows each rank holds, in the order of ranks."""
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size())]
-    dist.all_gather(sizes, torch.tensor([local], dtype=torch.int64, device=device))
-    return [int(size) for size in sizes]
+    if _equal_batches:
+        return [local] * world_size()
+    sizes = torch.empty(world_size(), dtype=torch.int64, device=device)
+    dist.all_gather(list(sizes.split(1)), torch.full((1,), local, dtype=torch.int64, device=device))
+    found: list[int] = sizes.tolist()
+    return found
+
+
+@contextmanager
+def threads_of_waiting_ranks() -> Iterator[None]:
+    """Within, torch computes with the CPU threads of all ranks of this machine: for work that one rank does while the others wait.
+
+    torchrun sets `OMP_NUM_THREADS=1` where it is not set, on a machine with any number of cores; then all cores are used.
+    """
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    torch.set_num_threads(max(before, cores if set_by_torchrun else min(cores, before * local)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """The rows of all ranks in the order of ranks, without gradient. `sizes`: rows on each rank."""
-    longest = max(sizes)
-    padded = rows.new_zeros((longest, *rows.shape[1:]))
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    return gather_together((rows,), sizes)[0]
 
 
-def joined(rows: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without gradient; of one process, its own."""
+def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
+    """The rows of all ranks of each of these tensors, in the order of ranks, without gradient, in one collective.
+
+    Args:
+        tensors: of any types; each has the same number of rows for every sample on every rank, such as one for each view.
+        sizes: samples on each rank.
+    """
+    own, longest, world = sizes[dist.get_rank()], max(sizes), len(sizes)
+    pieces, layout, start = list[Tensor](), list[tuple[int, int, int]](), 0
+    for tensor in tensors:
+        each = len(tensor) // own if own else 1
+        rows = tensor.detach().contiguous()
+        if own < longest:
+            rows = torch.cat((rows, rows.new_zeros((each * (longest - own), *rows.shape[1:]))))
+        piece = rows.view(-1).view(torch.uint8)
+        layout.append((each, start, len(piece)))
+        padding = -len(piece) % _ALIGNMENT
+        pieces.extend((piece, piece.new_zeros(padding)) if padding else (piece,))
+        start += len(piece) + padding
+    packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    message_WB, found, same = packed.new_empty(world, start), list[Tensor](), min(sizes) == longest
+    dist.all_gather(list(message_WB), packed)
+    for tensor, (each, first, length) in zip(tensors, layout, strict=True):
+        rows = message_WB[:, first : first + length].view(tensor.dtype).reshape(world, each * longest, *tensor.shape[1:])
+        found.append(rows.flatten(0, 1) if same else torch.cat([part[: each * size] for part, size in zip(rows, sizes, strict=True)]))
+    return found
+
+
+def joined(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without gradient; in one process, its own."""
     if world_size() == 1:
-        return tuple(x.detach() for x in (rows, *others))
-    sizes = batch_sizes(len(rows), rows.device)
-    return tuple(gather_rows(x.detach().contiguous(), sizes) for x in (rows, *others))
+        return tuple(x.detach() for x in tensors)
+    return tuple(gather_together(tensors, batch_sizes(len(tensors[0]), tensors[0].device)))
 
 
-def gather_with_gradient(rows: Tensor, sizes: list[int]) -> Tensor:
-    """As `gather_rows`; the gradient that every rank has for this rank's rows comes back summed."""
-    gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
+def gather_with_gradient(rows: Tensor, sizes: list[int], *others: Tensor) -> tuple[Tensor, ...]:
+    """As `gather_together`; the gradients that all ranks have for this rank's `rows` come back summed. The `others` have no gradient."""
+    gathered: tuple[Tensor, ...] = _Gather.apply(sizes, rows, *others)  # type: ignore[no-untyped-call]
     return gathered
 
 
@@ -66,25 +139,35 @@ def averaged(parameter: Tensor) -> Tensor:
     return same
 
 
-def gather_update(update: Mapping[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
-    """Per-sample updates of all ranks, row by row in the order of ranks."""
-    return {name: gather_rows(rows.contiguous(), sizes) for name, rows in update.items()}
+def from_rank_zero(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The integer vectors that rank zero has, of any lengths; in one process, its own. The host waits for their lengths."""
+    if world_size() == 1:
+        return tensors
+    lengths = torch.tensor([len(x) for x in tensors], device=tensors[0].device)
+    dist.broadcast(lengths, 0)
+    sizes: list[int] = lengths.tolist()
+    values = torch.cat(tensors) if is_rank_zero() else tensors[0].new_empty(sum(sizes))
+    dist.broadcast(values, 0)
+    return torch.split(values, sizes)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
+    def forward(ctx: Any, sizes: list[int], rows: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         rank = dist.get_rank()
-        ctx.span = (sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        return gather_rows(rows, sizes)
+        each = len(rows) // sizes[rank] if sizes[rank] else 1
+        ctx.span, ctx.number = (each * sum(sizes[:rank]), each * sum(sizes[: rank + 1])), len(others)
+        gathered = gather_together((rows, *others), sizes)
+        ctx.mark_non_differentiable(*gathered[1:])
+        return tuple(gathered)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)  # not reduce_scatter: gloo has none
         start, stop = ctx.span
-        return grad[start:stop], None
+        return None, grad[start:stop], *(None for _ in range(ctx.number))
 
 
 class _Sum(torch.autograd.Function):

@@ -1,21 +1,145 @@
-"""The errors a user can cause; the command line shows their message alone."""
+"""Errors and warnings for users, and the safe display of text from outside, such as names of files and classes.
+
+The command line shows the message of a `KinfolkError` without a traceback. Text from outside may contain line breaks or escape sequences of
+a terminal, or look like a formula of a spreadsheet. Messages, logs and tables on the screen show it with `shown` and pages with
+`without_controls`. CSV files contain it as `escaped` returns it, and `unescaped` restores the exact text.
+"""
 
 from __future__ import annotations
 
-from kinfolk.foreign import shown
+import csv
+import difflib
+import io
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+
+LONGEST = 160
+_FORMULA = "=+-@＝＋－＠"
+_ESCAPES = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def shown(text: str, longest: int = LONGEST) -> str:
+    """A text for a message: control characters are escaped, and the middle of a long text is left out.
+
+    Example:
+        >>> shown("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest // 2]}…{text[1 - longest // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """A text of any length with all characters escaped that are not printable, including line breaks."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_controls(value: object) -> object:
+    """For a page: a text with its control characters escaped except line breaks and tabs. Other values, such as HTML, are returned as is.
+
+    Example:
+        >>> without_controls("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), value) if type(value) is str else value
+
+
+def escaped(text: str) -> str:
+    """A text for a cell of a CSV file: printable, not a formula, and different for every text.
+
+    Example:
+        >>> escaped("=1+1"), escaped("a\\rb")
+        ('\\\\=1+1', 'a\\\\rb')
+    """
+    text = printable(text.replace("\\", "\\\\"))
+    return f"\\{text}" if text[:1] and text[0] in _FORMULA else text
+
+
+def unescaped(cell: str) -> str:
+    """The text from which `escaped` made this cell."""
+    if "\\" not in cell:
+        return cell
+    return _ESCAPES.sub(lambda found: _letter(*found.groups()), cell)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The text of a CSV file; texts are escaped, numbers are written as they are."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return file.getvalue()
+
+
+def _letter(two: str | None, four: str | None, eight: str | None, other: str | None) -> str:
+    if (number := two or four or eight) is not None:
+        return chr(int(number, 16)) if int(number, 16) < 0x110000 else "\ufffd"
+    assert other is not None
+    return _LETTERS.get(other, other)
 
 
 class KinfolkError(ValueError):
-    """Something the user can mend: what was wrong, what was received, what to do. Control characters in the message are escaped and
-    its length is bounded: it may name files, classes and the like that others have named."""
+    """An error that the user can fix. The message says what was wrong, what was received and what to do. Control characters in it are
+    escaped and its length is limited, because it may contain names of files and classes."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shown(message, 4000))
 
 
 class UsageError(KinfolkError):
-    """Wrong use: an unknown name, a value out of range, options that exclude each other."""
+    """Wrong use: an unknown name, a value out of range, or options that exclude each other."""
+
+
+def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
+    """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`, or "" if none is near.
+
+    Example:
+        >>> did_you_mean("alhpa", ["alpha", "betas"])
+        '; did you mean alpha?'
+    """
+    close = difflib.get_close_matches(name, list(names), n=limit, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class KinfolkWarning(UserWarning):
-    """Something that works but is rarely meant; `kinfolk train` writes it to the log as one line."""
+    """Something that works but is probably a mistake; `kinfolk train` writes it to the log as one line."""
+
+
+def warn_if_queue_too_large(queue_size: int, num_samples: int) -> None:
+    """Warns about a queue that is not smaller than the data set."""
+    if queue_size >= num_samples:
+        warnings.warn(
+            f"`queue_size` (={queue_size}) is not smaller than the data set (={num_samples} samples): the queue then contains several keys "
+            "of one sample, some older than an epoch, and each of them is a separate negative; choose a smaller queue",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+
+
+def warn_if_warmup_too_long(warmup_epochs: int, num_epochs: int, what: str) -> bool:
+    """Warns about a warm-up as long as the training, so that there will be no `what`; returns whether it did. One epoch is a trial."""
+    too_long = warmup_epochs >= num_epochs > 1
+    if too_long:
+        warnings.warn(
+            f"`warmup_epochs` (={warmup_epochs}) is as long as the training (={num_epochs} epochs): there will be no {what}; choose a "
+            "shorter warm-up",
+            KinfolkWarning,
+            stacklevel=3,
+        )
+    return too_long
+
+
+def warn_if_silent(method: str, reason: str | None) -> None:
+    """Warns about a detector that cannot flag anything in this training, so that the method is the framework alone."""
+    if reason is not None:
+        warnings.warn(f"the detector of {method} will flag nothing in this training: {reason}", KinfolkWarning, stacklevel=3)
+
+
+def warn_about_dropped_settings(own: str, method: str, dropped: Sequence[str]) -> None:
+    """Names the settings of a recipe that do not apply to another method than its own."""
+    if dropped:
+        settings = ", ".join(f"`{name}`" for name in dropped)
+        warnings.warn(f"the recipe is for {own}; for {method} these settings of it are dropped: {settings}", KinfolkWarning, stacklevel=3)

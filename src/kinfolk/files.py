@@ -1,7 +1,8 @@
-"""Files that are whole or not there, and that can tell whether a bit of them has changed.
+"""Atomic and durable writing of files, and digests that detect damaged ones.
 
-Every file of a run folder is written by `write_atomically`: beside its place, flushed to the disk, renamed, and the folder flushed too. The
-large ones carry a digest of all their bytes: a checkpoint as the comment of its zip archive, safetensors in their metadata.
+Every file of a run folder is written under a temporary name, flushed to the disk and then renamed, and the folder is flushed as well.
+Checkpoints and safetensors files carry a digest of all their bytes: a checkpoint in the comment of its zip archive, a safetensors file in
+its metadata.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from kinfolk.errors import KinfolkError
-from kinfolk.foreign import shown
+from kinfolk.errors import KinfolkError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 UNFINISHED = ".unfinished"
-"""Suffix of a file that is being written; a killed process may leave one behind, and nothing ever reads it."""
+"""Part of the name of a file that is being written. A killed process may leave such a file behind; nothing ever reads it."""
 
 DIGEST = "kinfolk.digest"
 """Key of the digest in the metadata of a safetensors file."""
@@ -40,8 +41,8 @@ _REASONS = {
     errno.EACCES: "this user may not write there; give another folder",
     errno.EPERM: "this user may not write there; give another folder",
     errno.ENOENT: "its folder was removed",
-    errno.ENOTDIR: "its folder is no folder any more",
-    errno.EEXIST: "its folder is no folder",
+    errno.ENOTDIR: "its folder is not a folder any more",
+    errno.EEXIST: "its folder is not a folder",
     errno.EISDIR: "there is a folder of that name; remove it",
     errno.EIO: "the disk reports an error",
 }
@@ -49,34 +50,52 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 class DamagedFileError(KinfolkError):
-    """A file whose bytes are not those that were written."""
+    """The bytes of a file are not the ones that were written."""
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """`write` fills a file of another name; it takes the place of `path` only when its bytes are on the disk.
+    """Writes a file under a temporary name and renames it to `path` once its bytes are on the disk.
 
-    The folder of `path` is made if it is missing, but not the folder above: a run folder that was removed is an error.
+    The folder of `path` is created if it is missing, but not the folder above it: a run folder that was removed is an error.
     """
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(3)}{UNFINISHED}")  # two processes may write the same cache
-    with _replacing(path, unfinished), open(unfinished, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+
+    def write_to(unfinished: Path) -> None:
+        with open(unfinished, "wb") as file:
+            write(file)
+
+    write_by_name(path, write_to)
 
 
-@contextlib.contextmanager
-def _replacing(path: Path, unfinished: Path) -> Iterator[None]:
-    """While `unfinished` is written: makes the folder before, and puts the file in the place of `path` after, or removes it on an error."""
-    with telling(path):
+def write_by_name(path: Path, write: Callable[[Path], T]) -> T:
+    """As `write_atomically`, for writers that take a path. `write` receives a name with the suffix of `path`; its result is returned."""
+    # The name is random because two processes may write the same cache.
+    unfinished = path.with_name(f"{path.stem}.{secrets.token_hex(3)}{UNFINISHED}{path.suffix}")
+    with explain_write_errors(path):
         _make_folder(path.parent)
         try:
-            yield
-            os.replace(unfinished, path)
+            result = write(unfinished)
+            if not unfinished.stat().st_mode & 0o077:  # safetensors makes its files readable by the owner only
+                os.umask(mask := os.umask(0o077))  # the only way to read it
+                unfinished.chmod(0o666 & ~mask)
+            move_into_place(unfinished, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
-        sync_folder(path.parent)
+    return result
+
+
+def move_into_place(unfinished: Path, path: Path) -> None:
+    """Flushes a finished file to the disk and renames it to `path`, so that the rename survives a crash."""
+    with open(unfinished, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    sync_folder(path.parent)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file name is a temporary one that a killed process has left behind, by this version or an earlier one."""
+    return UNFINISHED in name or name.endswith((".partial", ".part"))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -90,7 +109,7 @@ def write_sealed_text(path: Path, text: str) -> None:
 
 
 def read_sealed_text(path: Path) -> str:
-    """What `write_sealed_text` wrote; raises `DamagedFileError` for anything else, and OSError or UnicodeDecodeError as `read_text`."""
+    """Reads what `write_sealed_text` wrote. Raises `DamagedFileError` if the digest is wrong, and the errors of `Path.read_text`."""
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if digest != _text_digest(text):
         raise DamagedFileError(f"{shown(str(path))} does not match its digest")
@@ -101,20 +120,9 @@ def _text_digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
-def write_by_name(path: Path, write: Callable[[Path], object]) -> None:
-    """As `write_atomically`, for writers that take a path. `write` gets a name with the suffix of `path`."""
-    unfinished = path.with_name(f"{path.stem}{UNFINISHED}{path.suffix}")
-    with _replacing(path, unfinished):
-        write(unfinished)
-        with open(unfinished, "rb+") as file:
-            os.fsync(file.fileno())
-        os.umask(mask := os.umask(0o077))  # the only way to read it; what another thread makes meanwhile is rather too private
-        unfinished.chmod(0o666 & ~mask)  # safetensors keeps a file to its owner
-
-
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a text file and flushes it to the disk. The folder must exist."""
-    with telling(path):
+    """Appends a line to a text file and flushes it to the disk. The folder must exist."""
+    with explain_write_errors(path):
         new = not path.exists()
         with open(path, "ab") as file:
             file.write(line.encode("utf-8", "backslashreplace") + b"\n")
@@ -125,8 +133,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 @contextlib.contextmanager
-def telling(path: Path) -> Iterator[None]:
-    """Turns an error of the file system, also one that torch wraps in a RuntimeError, into a sentence about `path`."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the file system into a sentence about `path`, also where torch has wrapped it in a RuntimeError."""
     try:
         yield
     except KinfolkError:
@@ -136,16 +144,18 @@ def telling(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plain_errors(folder: Path) -> Iterator[None]:
-    """Turns an error of the file system that names a file, or that says that nothing can be written, into a sentence, wherever it comes
-    from: loggers too write into `folder`. Their threads meet the same error and are not heard."""
+def explain_file_errors(folder: Path) -> Iterator[None]:
+    """Turns an error of the file system into a sentence, wherever it is raised: loggers write into `folder` too.
+
+    Their threads run into the same error; its traceback is suppressed there.
+    """
     usual = threading.excepthook
 
-    def heard(args: threading.ExceptHookArgs) -> None:
+    def hook(args: threading.ExceptHookArgs) -> None:
         if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _UNWRITABLE):
             usual(args)
 
-    threading.excepthook = heard
+    threading.excepthook = hook
     try:
         yield
     except OSError as error:
@@ -159,7 +169,7 @@ def plain_errors(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename durable; not every system lets a folder be opened for that."""
+    """Makes a rename durable. Does nothing on systems where a folder cannot be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -173,24 +183,24 @@ def sync_folder(folder: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one printable line without a full stop."""
+    """The message of an error as one printable line without a full stop."""
     if isinstance(error, OSError) and error.strerror:
         return shown(str(error.strerror))
     return shown((str(error).strip() or type(error).__name__).splitlines()[0]).rstrip(".")
 
 
 def why_failed(error: BaseException) -> str:
-    """What an error that nobody expected says, in one line: the file and the reason for one of the file system, else its type and text."""
+    """Describes an unexpected error in one line: file and reason for an error of the file system, otherwise type and message."""
     if isinstance(error, OSError) and error.errno in _REASONS and error.filename is not None:
-        closed = error.errno in (errno.EACCES, errno.EPERM)  # to read or to write, the error does not say
-        reason = "this user may not use it; change its rights, or give another place" if closed else _REASONS[error.errno]
+        denied = error.errno in (errno.EACCES, errno.EPERM)  # the error does not say whether for reading or for writing
+        reason = "this user may not use it; change its rights, or give another place" if denied else _REASONS[error.errno]
         return f"{shown(os.fsdecode(error.filename))} cannot be used: {reason}"
     text = first_line(error)
     return text if text == type(error).__name__ else f"{type(error).__name__}: {text}"
 
 
 def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a zip archive atomically and puts the digest of its bytes into the archive's comment. `write` must not seek."""
+    """Writes a zip archive atomically, with the digest of its bytes as the comment of the archive. `write` must not seek."""
 
     def sealed(file: BinaryIO) -> None:
         hashing = _Hashing(file)
@@ -198,14 +208,14 @@ def write_sealed_zip(path: Path, write: Callable[[BinaryIO], object]) -> None:
         if hashing.failed is not None:
             raise hashing.failed
         seal = _SEAL + hashing.state.hexdigest().encode()
-        file.seek(-2, os.SEEK_END)  # the length of the comment, zero so far, is the end of a zip archive
+        file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment, zero so far
         file.write(len(seal).to_bytes(2, "little") + seal)
 
     write_atomically(path, sealed)
 
 
 def check_sealed_zip(path: Path) -> None:
-    """Raises `DamagedFileError` unless the bytes of `path` are those that `write_sealed_zip` wrote."""
+    """Raises `DamagedFileError` unless the bytes of `path` are the ones that `write_sealed_zip` wrote."""
     size, length = path.stat().st_size, len(_SEAL) + _HEX
     with open(path, "rb") as file:
         if size > length + 22:
@@ -218,7 +228,7 @@ def check_sealed_zip(path: Path) -> None:
                 return
             if end[2:].startswith(_SEAL):
                 raise DamagedFileError("its bytes do not match its digest")
-    raise DamagedFileError("it has no digest at its end: it is cut short, or no checkpoint of this version")
+    raise DamagedFileError("it has no digest at its end: it was cut short, or it is not a checkpoint of this version")
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -231,7 +241,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     described = {
         "__metadata__": {DIGEST: blank, **(metadata or {})},
         **described,
-    }  # safetensors itself gives the metadata in no fixed order
+    }  # safetensors itself writes the metadata in no fixed order
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
@@ -251,8 +261,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
 def check_safetensors(path: Path, metadata: Mapping[str, str], own: bool = False) -> None:
     """Raises `DamagedFileError` if `path`, whose metadata is given, is not what `write_safetensors` wrote.
 
-    Files of other programs have no digest and are not checked; one with other keys of kinfolk, or one that is known to be `own`, must have
-    it.
+    Files of other programs have no digest and are not checked. A file with other kinfolk keys, or one that is known to be the run's `own`,
+    must have a digest.
     """
     digest = metadata.get(DIGEST)
     if digest is None:
@@ -289,7 +299,7 @@ def _hashed(file: BinaryIO, length: int) -> hashlib.blake2b:
 
 
 class _Hashing:
-    """A file that digests what is written to it, and remembers an error, which torch reports as one of its own."""
+    """A file that hashes what is written to it. It keeps an OSError, because torch reports it as an error of its own."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.failed = file, None
@@ -311,7 +321,7 @@ class _Hashing:
 
 
 def _reason(error: BaseException) -> str:
-    """Why it failed: by the number of the system's error, wherever in the chain of causes that is."""
+    """Why writing failed, by the errno of the first OSError in the chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import kinfolk as kf
-from kinfolk.auditing import exact, shape
-from kinfolk.auditing.features import Features
-from kinfolk.auditing.survey import take_survey
+from kinfolk.auditing import exact, similarity_spread
+from kinfolk.auditing.alpha import take_survey
+from kinfolk.auditing.inputs import Features
 from kinfolk.errors import KinfolkError, UsageError
 from tests.reference import audit as reference
 
@@ -28,8 +28,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and samples of columns so small that a few hundred samples take the way of many."""
     monkeypatch.setattr(exact, "ROWS", 16)
     monkeypatch.setattr(exact, "COLUMNS", 37)
-    monkeypatch.setattr(shape, "COLUMNS", 64)
-    monkeypatch.setattr(shape.column_sample, "__defaults__", (64,))
+    monkeypatch.setattr(similarity_spread, "COLUMNS", 64)
+    monkeypatch.setattr(similarity_spread.column_sample, "__defaults__", (64,))
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5])
@@ -134,7 +134,7 @@ def test_own_shares_have_the_mean_alpha() -> None:
     survey = take_survey(Features(x), 0.05, None)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     own = np.delete(unit[5] @ unit.T, 5)
-    median, low = np.median(own), np.quantile(own, shape.LOW)
+    median, low = np.median(own), np.quantile(own, similarity_spread.LOW)
     share = (own > median + survey.level * (median - low)).mean()
     assert found.alphas[5] == pytest.approx(share, abs=0.01)
 
@@ -165,7 +165,7 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
 @pytest.mark.parametrize(
     ("features", "arguments", "words"),
     [
-        (np.zeros((2, 3), np.float32), {}, "must hold at least 3"),
+        (np.zeros((2, 3), np.float32), {}, "must be at least 3"),
         (np.ones(5, np.float32), {}, r"must have the shape \(samples, features\)"),
         (np.ones((5, 0), np.float32), {}, "at least one feature"),
         (np.ones((5, 3), np.int64), {}, "must be float16, float32 or float64"),
@@ -178,7 +178,7 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
         (np.ones((5, 3)), {"near": 2}, r"`near` \(=2\)"),
         (np.ones((5, 3)), {"batch_sizes": [1]}, "`batch_sizes`"),
         (np.ones((5, 3)), {"search": "fast"}, "must be auto, exact or approximate"),
-        (np.ones((5, 3)), {"names": ["a"]}, "`names`"),
+        (np.ones((5, 3)), {"keys": ["a"]}, "`keys`"),
     ],
 )
 def test_wrong_use_is_named(features: Any, arguments: dict[str, Any], words: str) -> None:
@@ -202,10 +202,13 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
 
     x, labels = clustered(90)
     x[7] = x[3]
-    found = kf.audit(x, 0.1, labels, pairs=3)
+    found = kf.audit(x, 0.1, labels, pairs=3, keys=[f"{i}.png" for i in range(90)])
     out = found.save(tmp_path / "deep" / "audit")
     pairs = pq.read_table(out / "pairs.parquet")
-    assert pairs.column_names == ["anchor", "kin", "similarity", "rank"]
+    assert pairs.column_names == ["anchor", "kin", "similarity", "rank", "anchor_key", "kin_key"]
+    assert pairs["kin_key"].to_pylist() == [f"{i}.png" for i in found.pairs["kin"]]
+    for name in ("groups", "hubs", "outliers", "mislabels", "thresholds"):
+        assert "key" in pq.read_table(out / f"{name}.parquet").column_names, name
     assert pairs["kin"].to_pylist() == found.pairs["kin"].tolist() == pc.read_csv(out / "pairs.csv")["kin"].to_pylist()
     thresholds = pq.read_table(out / "thresholds.parquet")
     assert thresholds["threshold"].to_numpy().tolist() == found.thresholds.tolist()
@@ -216,6 +219,10 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     assert (out / "audit.html").stat().st_size > 100_000
     detector = kf.Known(90, str(out / "pairs.parquet"), symmetric=False)
     assert detector.kin_P.sort().values.tolist() == sorted(found.pairs["kin"].tolist())
-    kf.audit(x[8:], 0.1).save(out)
+    other = kf.audit(x[8:], 0.1)
+    other.save(out)
+    assert pq.read_table(out / "pairs.parquet").column_names == ["anchor", "kin", "similarity", "rank"], "no keys were given"
+    with pytest.raises(UsageError, match=r"has the pairs of 82 samples, but there are 90 training samples"):
+        kf.Known(90, str(out / "pairs.parquet"))
     assert not (out / "curve.csv").exists(), "an earlier audit's curve does not stay beside another's pairs"
     assert not list(out.glob("*.partial"))

@@ -20,12 +20,12 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-def made(folder: Path, *, names: list[str] | None = None, labels: list[str] | None = None, pictures: bool = True) -> Path:
+def made(folder: Path, *, names: list[str] | None = None, labels: list[str] | None = None, with_images: bool = True) -> Path:
     data = images(classes=["cat", "dog", "fox"])
     x = features(data)
     x[7] = x[3]
-    found = kf.audit(x, 0.1, labels, names=names, pairs=5)
-    return found.save(folder, data if pictures else None) / "audit.html"
+    found = kf.audit(x, 0.1, labels, keys=names, pairs=5)
+    return found.save(folder, data if with_images else None) / "audit.html"
 
 
 @pytest.mark.parametrize("width", [1300, 390])
@@ -48,21 +48,21 @@ def test_everything_is_drawn_and_nothing_runs(browser: Any, tmp_path: Path, widt
 
 def test_the_gallery_can_be_filtered(browser: Any, tmp_path: Path) -> None:
     labels = ["cat", "dog", "fox", "owl"] * 20
-    page = open_page(browser, made(tmp_path, names=[f"picture {i}" for i in range(80)], labels=labels)).page
+    page = open_page(browser, made(tmp_path, names=[f"image {i}" for i in range(80)], labels=labels)).page
     cards, count = page.locator("#cards .card"), page.locator("#count")
 
     def number() -> int:
         return int(count.inner_text().split()[0])
 
-    everyone = number()
-    assert everyone >= 60
+    everything = number()
+    assert everything >= 60
     page.check("#wrong")
-    assert 0 < number() <= everyone
+    assert 0 < number() <= everything
     assert cards.count() == page.locator("#cards .card:has(.wrong)").count()
     page.uncheck("#wrong")
-    page.fill("#find", "PICTURE 3")
-    assert 0 < number() < everyone
-    page.fill("#find", "nobody is called this")
+    page.fill("#find", "IMAGE 3")
+    assert 0 < number() < everything
+    page.fill("#find", "nothing has this name")
     assert cards.count() == 0
     assert "loosen" in count.inner_text()
     page.fill("#find", "")
@@ -73,15 +73,15 @@ def test_the_gallery_can_be_filtered(browser: Any, tmp_path: Path) -> None:
     assert cards.count() < 8  # duplicates alone
 
 
-def test_without_pictures_labels_and_names(browser: Any, tmp_path: Path) -> None:
-    opened = open_page(browser, made(tmp_path, pictures=False))
+def test_without_images_labels_and_names(browser: Any, tmp_path: Path) -> None:
+    opened = open_page(browser, made(tmp_path, with_images=False))
     assert opened.complaints == []
     assert opened.page.locator("#wrong").count() == 0
     assert opened.page.locator(".tile").count() == 0
     assert opened.page.locator("#cards .card bdi").first.inner_text().startswith("sample ")
 
 
-def test_an_audit_that_flags_nobody_still_has_a_page(browser: Any, tmp_path: Path) -> None:
+def test_an_audit_that_flags_nothing_still_has_a_page(browser: Any, tmp_path: Path) -> None:
     found = kf.audit(np.eye(4, dtype=np.float32), 0.1)
     assert len(found.pairs) == 0
     opened = open_page(browser, found.save(tmp_path) / "audit.html")

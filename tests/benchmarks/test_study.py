@@ -15,9 +15,8 @@ import pytest
 import torch
 import yaml
 
-from kinfolk.data.tokenizer import train_tokenizer
-from kinfolk.training.assemble import assemble, build_framework
-from kinfolk.training.towers import learns_from_text
+from kinfolk.data.text import train_tokenizer
+from kinfolk.training.build import assemble, build_framework, learns_from_text
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = sorted((BENCHMARKS / "studies").glob("*.yaml"))

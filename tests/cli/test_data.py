@@ -9,7 +9,7 @@ import pytest
 
 from kinfolk.cli import main
 from kinfolk.data.decode import digest
-from kinfolk.data.quarantine import read_quarantine
+from kinfolk.data.prepare import read_quarantine
 from tests.data.pictures import noise, save
 
 

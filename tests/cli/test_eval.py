@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kinfolk.cli import main
-from kinfolk.data.builtin import digits
+from kinfolk.data.open_source import digits
 
 
 def run(*arguments: str) -> int:
@@ -193,7 +193,7 @@ def test_false_negatives(trained: Path, few_digits: Path, tmp_path: Path, capsys
         (["--percent", "10;1"], "--percent (=10;1) must be numbers"),
         (["--percent", "200"], "at most 100"),
         (["--alpha", "1.5"], "--alpha (=1.5) must be in (0, 1)"),
-        (["--protocol", "transfer", "--label-sets", "none.csv"], "there is no table"),
+        (["--protocol", "transfer", "--label-sets", "none.csv"], "is not a table"),
     ],
 )
 def test_wrong_use_is_one_sentence(arguments: list[str], message: str, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,12 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     [
         (UsageError("`alpha` (=1.3) must be in [0, 1]"), 2, "Error: `alpha` (=1.3) must be in [0, 1]"),
         (KinfolkError("runs/[bold]x[/bold] :smile: has no model"), 1, "Error: runs/[bold]x[/bold] :smile: has no model"),
-        (RuntimeError("out of memory.\nsecond line"), 1, "Error: RuntimeError: out of memory. Run again with --debug to see where."),
-        (AssertionError(), 1, "Error: AssertionError. Run again with --debug to see where."),
+        (
+            RuntimeError("out of memory.\nsecond line"),
+            1,
+            "Error: RuntimeError: out of memory. Run again with --debug to see the traceback.",
+        ),
+        (AssertionError(), 1, "Error: AssertionError. Run again with --debug to see the traceback."),
         (KeyboardInterrupt(), 130, "Interrupted: ended by Ctrl-C."),
         (SystemExit(130), 130, "Interrupted: ended by Ctrl-C."),
     ],

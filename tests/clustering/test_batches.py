@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.clustering.batches import cluster_pair_batches
+from kinfolk.frameworks.spcl import cluster_pair_batches
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.clustering.concentration import concentration
+from kinfolk.clustering.confidence import concentration
 from tests.reference import prototypes as slow
 
 

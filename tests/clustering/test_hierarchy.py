@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfolk.clustering import Hierarchy, conforming
-from kinfolk.clustering.split import RULES
+from kinfolk.clustering.hierarchy_update import RULES
 from tests.reference.hierarchy import check
 
 

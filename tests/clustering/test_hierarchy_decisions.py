@@ -8,11 +8,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.clustering.looked import Level, looked_at
-from kinfolk.clustering.merge import components, merged
-from kinfolk.clustering.propagation import TEMPERATURE, possibility, propagate
-from kinfolk.clustering.rings import Rings
-from kinfolk.clustering.split import peaks, split
+from kinfolk.clustering.hierarchy_update import Level, components, looked_at, merged, peaks, split
+from kinfolk.clustering.labels import TEMPERATURE, possibility, propagate
+from kinfolk.clustering.linked_lists import Rings
 from tests.reference import hierarchy as slow
 
 

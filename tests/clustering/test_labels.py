@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from kinfolk.clustering import ClusterLabels, kmeans
+from tests.ranks import spawn
 
 
 def features(seed: int, number: int = 60, dim: int = 4) -> Tensor:
@@ -118,7 +118,7 @@ def _child(rank: int, folder: str) -> None:
 
 
 def test_ranks_share_one_clustering(tmp_path: Path) -> None:
-    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_child, (str(tmp_path),), nprocs=2)
     alone = made()
     for seed in (0, 1):
         alone.refresh(features(seed))

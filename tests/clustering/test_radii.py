@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.clustering import dbscan
-from kinfolk.clustering.radii import Radii, fitting_radii, kth_distance
+from kinfolk.clustering.dbscan import Radii, fitting_radii, kth_distance
 
 
 def spread(width: float, number: int = 400, seed: int = 0) -> Tensor:

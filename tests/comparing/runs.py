@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kinfolk.data.samples import Samples
-from kinfolk.evaluation.results import write_result
+from kinfolk.data.sample_table import Samples
+from kinfolk.evaluation.protocols import write_result
 from kinfolk.training.config import TrainConfig
 
 

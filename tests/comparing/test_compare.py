@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import kinfolk as kf
-from kinfolk.comparing.figures import measured
-from kinfolk.comparing.seeds import p_value, spread
+from kinfolk.comparing.runs import measured
+from kinfolk.comparing.statistics import p_value, spread
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.results import write_result
+from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
 
 FLAGGED = {"flagged": 0.01, "precision": 0.5, "recall": 0.25, "f1": 1 / 3}

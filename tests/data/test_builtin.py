@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, UsageError
 
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.pictures import noise
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.data.folder import FileSource
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.pictures import noise, save
 

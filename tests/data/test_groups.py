@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kinfolk.data.groups import group_ids
+from kinfolk.data.labels import group_ids
 
 
 def slow_groups(digests: list[str], captions: list[str], groups: list[str | None]) -> list[int]:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from kinfolk.data.arrays import array_source
-from kinfolk.data.at_depth import at_depth
-from kinfolk.data.cifar100 import SUPERCLASSES
-from kinfolk.data.hierarchy import Hierarchy, open_hierarchy
+from kinfolk.data.cifar import SUPERCLASSES
+from kinfolk.data.class_hierarchy import Hierarchy, at_depth, open_hierarchy
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, UsageError
 
 ANIMALS = "child,parent\ndog,mammal\ncat,mammal\nmammal,chordate\ngoldfish,chordate\nchordate,animal\nsnail,animal\n"

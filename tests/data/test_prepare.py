@@ -21,9 +21,8 @@ from PIL import Image
 
 from kinfolk.data import prepare as prepare_module
 from kinfolk.data import workers
-from kinfolk.data.handover import hand_over, take_over
-from kinfolk.data.prepare import ImageData, prepare
-from kinfolk.data.sources import open_source
+from kinfolk.data.open_source import open_source
+from kinfolk.data.prepare import ImageData, hand_over, prepare, take_over
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.pictures import noise, save, smooth
 
@@ -98,7 +97,7 @@ def test_a_script_without_main_guard_is_not_run_again(folder: Path, tmp_path: Pa
         textwrap.dedent(f"""
         open({str(tmp_path / "runs")!r}, "a").write("x")
         from kinfolk.data.prepare import prepare
-        from kinfolk.data.sources import open_source
+        from kinfolk.data.open_source import open_source
         assert len(prepare(open_source({str(folder)!r}), image_size=16, workers=2)) == 80
         """)
     )
@@ -245,7 +244,7 @@ def test_killed_in_the_middle(folder: Path, tmp_path: Path, decoding: Decoding) 
     script = textwrap.dedent(f"""
         import time
         from kinfolk.data import prepare as module
-        from kinfolk.data.sources import open_source
+        from kinfolk.data.open_source import open_source
         original = module._read_all
         def slow(*args):
             for count, read in enumerate(original(*args)):
@@ -290,7 +289,7 @@ def test_two_processes_map_the_same_file(small: Path, tmp_path: Path) -> None:
 import torch
 from pathlib import Path
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
+from kinfolk.data.open_source import open_source
 data = prepare(open_source(Path({str(small)!r})), image_size=8, cache_dir={str(tmp_path / "cache")!r}, shared=True)
 print(int(data.pixels(torch.arange(len(data))).long().sum()))
 """
@@ -342,7 +341,7 @@ def test_processes_that_prepare_one_cache_have_one_writer(small: Path, tmp_path:
 import sys, time
 from pathlib import Path
 from kinfolk.data import prepare as module
-from kinfolk.data.sources import open_source
+from kinfolk.data.open_source import open_source
 original = module._read_all
 def counted(*args):
     print("decodes", flush=True)

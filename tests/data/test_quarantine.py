@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.quarantine import read_quarantine, summary, write_quarantine
+from kinfolk.data.prepare import read_quarantine, summary, write_quarantine
 from kinfolk.errors import KinfolkError
 
 

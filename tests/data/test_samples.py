@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kinfolk.data.samples import Sample, Samples
+from kinfolk.data.sample_table import Sample, Samples
 from kinfolk.errors import KinfolkError
 
 

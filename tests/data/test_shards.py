@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfolk.data import shard_index
-from kinfolk.data.braces import expand
+from kinfolk.data import shards as shard_index
+from kinfolk.data.change_detection import check_unchanged
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
-from kinfolk.data.sources import open_source
-from kinfolk.data.unchanged import check_unchanged
+from kinfolk.data.shards import expand
 from kinfolk.errors import KinfolkError
 from tests.data.pictures import noise
 

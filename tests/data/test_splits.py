@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kinfolk.data.sources import open_source
-from kinfolk.data.splits import SPLITS, TEST_SPLITS, VALIDATION_SPLITS, split_name
-from kinfolk.evaluation import paired, parts
-from kinfolk.training import knn
+from kinfolk import embedding as parts
+from kinfolk.data.labels import SPLITS, TEST_SPLITS, VALIDATION_SPLITS, split_name
+from kinfolk.data.open_source import open_source
+from kinfolk.evaluation import retrieval as paired
+from kinfolk.training import epoch_metrics as knn
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from kinfolk.data import stream_index, workers
 from kinfolk.data.images import ImageData
-from kinfolk.data.prepare import prepare
-from kinfolk.data.quarantine import add_to_quarantine, read_quarantine
-from kinfolk.data.sources import open_source
+from kinfolk.data.open_source import open_source
+from kinfolk.data.prepare import add_to_quarantine, prepare, read_quarantine
 from kinfolk.data.stream import StreamOrder, StreamSource
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.loader import BatchLoader

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.pictures import noise, save
 

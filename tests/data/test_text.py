@@ -7,10 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
-from kinfolk.data.sources import open_source
-from kinfolk.data.text import TextData, every_caption
-from kinfolk.data.tokenizer import train_tokenizer
+from kinfolk.data.text import TextData, every_caption, train_tokenizer
 from kinfolk.errors import UsageError
 from tests.data.pictures import noise, save
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from kinfolk.data.text_column import TextColumn
+from kinfolk.data.captions import TextColumn
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.data import tokenizer as module
-from kinfolk.data.tokenizer import Tokenizer, read_tokenizer, train_tokenizer
+from kinfolk.data import text as module
+from kinfolk.data.text import Tokenizer, read_tokenizer, train_tokenizer
 from kinfolk.errors import KinfolkError, UsageError
 
 CAPTIONS = [f"a {colour} {thing} on the {place}" for colour in ("red", "blue") for thing in ("dog", "ball") for place in ("grass", "beach")]
@@ -60,7 +60,7 @@ def test_the_same_captions_give_the_same_file(trained: Tokenizer, tmp_path: Path
     """Also in another process with other hashes, whatever the order of threads."""
     trained.save(tmp_path / "one.json")
     code = (
-        "from kinfolk.data.tokenizer import train_tokenizer\n"
+        "from kinfolk.data.text import train_tokenizer\n"
         f"train_tokenizer({CAPTIONS!r}, vocab_size=300, context=12).save({str(tmp_path / 'two.json')!r})"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": "7"})

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from kinfolk.data.sources import open_source
-from kinfolk.data.typical import typical_side
+from kinfolk.data.open_source import open_source, typical_side
 
 
 def test_the_shorter_side_of_most_pictures(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data import unchanged
+from kinfolk.data import change_detection as unchanged
+from kinfolk.data.change_detection import check_unchanged
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
-from kinfolk.data.sources import open_source
-from kinfolk.data.unchanged import check_unchanged
 from kinfolk.errors import KinfolkError
 from tests.data.pictures import noise, save
 

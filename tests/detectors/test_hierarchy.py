@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import Hierarchy, StartAt
 from kinfolk.objectives import NTXent
 from tests.detectors.blocks import kin, mask, random_block
+from tests.ranks import spawn
 
 FINE = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
 TOP = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
@@ -202,7 +202,7 @@ def _child(rank: int, folder: str) -> None:
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_child, (str(tmp_path),), nprocs=2)
     alone = _steps(str(tmp_path), slice(None))
     for rank in range(2):
         for name, value in torch.load(tmp_path / f"{rank}.pt").items():

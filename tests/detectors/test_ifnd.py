@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import Action
 from kinfolk.detectors import IFND, StartAt
@@ -17,6 +16,7 @@ from kinfolk.detectors.ifnd import usual_clusters
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
 from kinfolk.pairs import Block, Pairs
 from tests.detectors.blocks import mask, random_block
+from tests.ranks import spawn
 from tests.reference import ifnd, losses
 
 N = 30
@@ -341,7 +341,7 @@ def _trained(rank: int, world: int) -> dict[str, Tensor]:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    spawn(_child, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_child, (str(tmp_path),), nprocs=2)
     alone = _trained(0, 1)
     assert (alone["labels"] < 7).any()
     for rank in (0, 1):

@@ -9,7 +9,7 @@ import torch
 
 import kinfolk as kf
 from kinfolk.detectors import Known
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
 from kinfolk.pairs import Block
 from tests.detectors.blocks import kin, random_block
 
@@ -93,3 +93,12 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
 
 def test_repr() -> None:
     assert repr(Known(6, torch.tensor(PAIRS))) == "Known(6, pairs=<6 pairs>, symmetric=True)"
+
+
+def test_pairs_are_matched_by_key(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("anchor,kin,anchor_key,kin_key\n0,1,a,b\n1,2,b,c\n2,0,c,z\n")
+    with pytest.warns(KinfolkWarning, match=r"1 of 3 pairs in .* name samples that are not in the training"):
+        detector = Known(3, str(tmp_path / "pairs.csv"), keys=["c", "b", "a"])
+    assert sorted(zip(detector.start_N.diff().tolist(), "cba", strict=True)) == [(1, "a"), (1, "c"), (2, "b")]
+    with pytest.raises(UsageError, match=r"none of the 3 pairs in .* it names a, they are named like x"):
+        Known(2, str(tmp_path / "pairs.csv"), keys=["x", "y"])

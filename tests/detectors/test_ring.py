@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import Ring
 from kinfolk.detectors.ring import drawn, index
-from kinfolk.frameworks.method import Context, build_detector, parse
+from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXent, SogCLR
 from kinfolk.pairs import Block, Pairs
 from tests.detectors.blocks import dropped, mask, random_block

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from kinfolk.detectors import Cave, Detector, Ring
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Pairs
+from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES, STEPS = 30, (5, 3), 6
 NAMES = ["exact", "learned", "linear", "loss", "clusters", "cave", "queue"]
@@ -66,7 +66,7 @@ def child(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (str(folder),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(child, (str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

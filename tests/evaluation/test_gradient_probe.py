@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from kinfolk.cli.eval import PROBES as OFFERED
-from kinfolk.data.builtin import digits
+from kinfolk.data.open_source import digits
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.gradient_probe import PROBES, ProbeSettings, gradient_probe
 from kinfolk.evaluation.linear import linear_probe
-from kinfolk.evaluation.semi import semi_supervised
+from kinfolk.evaluation.semi_supervised import semi_supervised
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

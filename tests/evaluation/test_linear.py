@@ -8,8 +8,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.linear import held_out_part, linear_probe
+from kinfolk.evaluation.linear import linear_probe
 
 
 def blobs(count: int, seed: int, classes: int = 3, spread: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +105,7 @@ def test_wrong_use_is_refused() -> None:
         linear_probe(x, np.full(30, 4), x, y)
     with pytest.raises(KinfolkError, match="train part has no labelled samples"):
         linear_probe(x, np.full(30, -1), x, y)
-    with pytest.raises(KinfolkError, match="test part hold values that are not finite"):
+    with pytest.raises(KinfolkError, match="test part contain values that are not finite"):
         linear_probe(x, y, x * np.nan, y)
     with pytest.raises(ValueError, match=r"`test_y` \(=\(29,\)\)"):
         linear_probe(x, y, x, y[:29])

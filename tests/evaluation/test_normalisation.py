@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.views import Views
-from kinfolk.evaluation.normalisation import own_normalisation
+from kinfolk.data.augmentation.views import Views
+from kinfolk.embedding import own_normalisation
 
 
 class Dark:

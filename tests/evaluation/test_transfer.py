@@ -60,7 +60,7 @@ def test_several_labels_are_ranked_one_by_one() -> None:
     assert transfer(x, y, xt, yt, "map").held_out
     with pytest.raises(ValueError, match="must be map"):
         transfer(x, y, xt, yt, "top1")
-    with pytest.raises(KinfolkError, match="some samples have and others have not"):
+    with pytest.raises(KinfolkError, match="some samples have and others do not"):
         transfer(x, np.ones_like(y), xt, yt, "map")
 
 

@@ -18,8 +18,7 @@ from torch import nn
 import kinfolk as kf
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.exporting.detectron2 import config_lines
-from kinfolk.exporting.target import network_in
-from kinfolk.exporting.verify import unavailable
+from kinfolk.exporting.export import network_in, unavailable
 from kinfolk.models import build_encoder, read_state, save_encoder
 
 NAMES: dict[str, dict[str, list[int]]] = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))
@@ -142,7 +141,7 @@ def test_the_configuration_is_yaml() -> None:
         ({"name": "resnet10", "stem": "imagenet", "width": 64}, "torchvision", "there is no resnet10;"),
         ({"name": "resnet18", "stem": "cifar", "width": 64}, "detectron2", r"3×3 convolution without pooling.*\(`model.stem`\)"),
         ({"name": "resnet50", "stem": "imagenet", "width": 32}, "timm", r"32 channels wide in place of 64 \(`model.width`\)"),
-        ({"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1}, "torchvision", "pictures of 1 channels"),
+        ({"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1}, "torchvision", "images of 1 channels"),
         ({"towers": [], "channels": [1, 2]}, "torchvision", "two networks"),
         ({"name": "timm/vit_tiny_patch16_224"}, "torchvision", "it is timm/vit_tiny_patch16_224"),
         ({"name": "open_clip/RN50"}, "detectron2", "it is open_clip/RN50"),
@@ -167,7 +166,7 @@ def test_wrong_use(small: Path, tmp_path: Path) -> None:
         kf.export(small, "torchvision", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
     (tmp_path / "there.safetensors").touch()
-    with pytest.raises(UsageError, match=r"there.safetensors exists; give another `out`, or overwrite it"):
+    with pytest.raises(UsageError, match=r"there.safetensors exists; choose another `out`"):
         kf.export(small, "safetensors", tmp_path / "there.safetensors")
     with pytest.raises(KinfolkError, match=r"There is no model.safetensors"):
         kf.export(tmp_path, "safetensors")
@@ -177,8 +176,8 @@ def test_other_features_are_refused(run: tuple[str, Path], tmp_path: Path, monke
     """A target that is there, and builds another network under the name."""
     name, folder = run
     other = seldom(build_encoder(name, stem="imagenet"))
-    monkeypatch.setattr("kinfolk.exporting.write.unavailable", lambda package: None)
-    monkeypatch.setattr("kinfolk.exporting.write.load_torchvision", lambda name, path: other)
+    monkeypatch.setattr("kinfolk.exporting.export.unavailable", lambda package: None)
+    monkeypatch.setattr("kinfolk.exporting.export.load_torchvision", lambda name, path: other)
     with pytest.raises(KinfolkError, match="the export gives other features in torchvision"):
         kf.export(folder, "torchvision", tmp_path / "out.pth")
     assert not list(tmp_path.iterdir())
@@ -195,14 +194,14 @@ def test_onnx(small: Path, tmp_path: Path) -> None:
     assert notes == VIEWS
     from kinfolk.models import load_encoder
 
-    pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     session = onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
-    (features,) = session.run(["features"], {"pictures": pictures.numpy()})
+    (features,) = session.run(["features"], {"images": images.numpy()})
     with torch.no_grad():
-        np.testing.assert_allclose(features, load_encoder(small)[0](pictures).numpy(), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(features, load_encoder(small)[0](images).numpy(), rtol=1e-3, atol=1e-5)
 
 
 def test_onnx_asks_for_what_is_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfolk.exporting.onnx.unavailable", lambda package: f"{package} is not installed")
+    monkeypatch.setattr("kinfolk.exporting.export.unavailable", lambda package: f"{package} is not installed")
     with pytest.raises(UsageError, match=r"onnx can't be written: onnx is not installed; install it with `pip install 'kinfolk\[onnx\]'`"):
         kf.export(small, "onnx")

@@ -227,8 +227,8 @@ def readers(room: Path) -> list[tuple[str, Path, Callable[[], bool]]]:
     """(kind, file, whether a reader of the file, as it is now, holds: refuses it or gives what was written)."""
     import torch
 
+    from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
-    from kinfolk.data.sources import open_source
     from kinfolk.errors import KinfolkError
     from kinfolk.models.weights import load_encoder, read_state
     from kinfolk.training.checkpoint import read_checkpoint

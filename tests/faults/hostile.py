@@ -183,23 +183,22 @@ class _Evil:
 
 
 def _features(path: Path) -> object:
-    from kinfolk.auditing.features import Features
-    from kinfolk.auditing.input import open_features
+    from kinfolk.auditing.inputs import Features, open_features
 
     found = Features(open_features(path), f"`{path}`")
     return found.rows(0, len(found))
 
 
 def _labels(path: Path) -> object:
-    from kinfolk.auditing.labels import encoded, read_labels
+    from kinfolk.auditing.annotations import encode, read_labels
 
-    found = read_labels(path)
-    return encoded(found, len(found))
+    found = read_labels(path).values
+    return encode(found, len(found))
 
 
 def _images(path: Path) -> object:
+    from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
-    from kinfolk.data.sources import open_source
 
     return prepare(open_source(str(path)), image_size=8, workers=0)
 
@@ -215,7 +214,7 @@ def _picture(path: Path) -> object:
 
 
 def _yaml(path: Path) -> object:
-    from kinfolk.training.assemble import resolve
+    from kinfolk.training.build import resolve
     from kinfolk.training.config import TrainConfig
 
     return resolve(TrainConfig.load(path))
@@ -246,7 +245,7 @@ def _encoder(path: Path) -> object:
 
 
 def _tokenizer(path: Path) -> object:
-    from kinfolk.data.tokenizer import read_tokenizer
+    from kinfolk.data.text import read_tokenizer
 
     return read_tokenizer(path, 12)
 
@@ -258,13 +257,13 @@ def _pairs(path: Path) -> object:
 
 
 def _hierarchy(path: Path) -> object:
-    from kinfolk.data.hierarchy import open_hierarchy
+    from kinfolk.data.class_hierarchy import open_hierarchy
 
     return open_hierarchy(path)
 
 
 def _quarantine(path: Path) -> object:
-    from kinfolk.data.quarantine import read_quarantine
+    from kinfolk.data.prepare import read_quarantine
 
     return read_quarantine(path)
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from kinfolk.files import is_unfinished
+
 
 def flipped(data: bytes, bit: int) -> bytes:
     """The same bytes with one bit turned."""
@@ -198,7 +200,7 @@ def as_ranks(number: int, launcher: str = "torchrun") -> list[dict[str, str]]:
 def differences(ours: Path, theirs: Path) -> list[str]:
     """What differs between two runs that should have come to the same, bit for bit; seconds and speed are not compared."""
     from kinfolk.training.checkpoint import read_checkpoint
-    from kinfolk.training.run import Run
+    from kinfolk.training.run_folder import Run
 
     one, other = Run(ours), Run(theirs)
     found: list[str] = []
@@ -211,9 +213,7 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     lines = [[{key: value for key, value in row.items() if key not in timing} for row in run.epochs()] for run in (one, other)]
     if lines[0] != lines[1]:
         found.append("metrics.jsonl")
-    leftovers = [
-        path.name for path in ours.rglob("*") if path.name.endswith((".unfinished", ".partial", ".part")) and "cache" not in path.parts
-    ]
+    leftovers = [path.name for path in ours.rglob("*") if is_unfinished(path.name) and "cache" not in path.parts]
     return found + [f"left behind: {name}" for name in leftovers]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.data.pixel_store import FileStore, Verify, map_pixels
+from kinfolk.data.pixel_cache import FileStore, Verify, map_pixels
 from kinfolk.errors import KinfolkError
 from kinfolk.files import DamagedFileError, check_safetensors, check_sealed_zip, write_safetensors, write_sealed_zip
 from kinfolk.models.weights import read_state

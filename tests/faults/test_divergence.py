@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.keeper import not_finite
+from kinfolk.training.checkpoint import not_finite, read_checkpoint
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 

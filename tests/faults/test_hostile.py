@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kinfolk.errors import KinfolkWarning
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import read_rows
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from tests.faults.campaign import Tally
 from tests.faults.hostile import Reader, _features, _held, _images, _labels, _npy, _source, hostile_files, made
 
@@ -88,10 +88,10 @@ def test_lost_lines_of_epochs_that_are_done_are_reported(tmp_path: Path, content
     if content is not None:
         run.metrics.write_bytes(content)
     with pytest.warns(KinfolkWarning, match="has readable lines of 0 of the 2 epochs that are done"):
-        run.cut_metrics(12, 2)
+        run.truncate_metrics(12, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run.cut_metrics(4, 0)
+        run.truncate_metrics(4, 0)
 
 
 def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_torn_lines_are_reported_and_nothing_else_is_lost(tmp_path: Path) -> Non
     lines = ['{"epoch": 1, "step": 4}', '{"epoch": 2, "st', '{"epoch": 3, "step": 12}', "[1]", '{"epoch": 4, "step": 16}', '{"ep']
     run.metrics.write_bytes("\n".join(lines).encode() + b"\xff\xfe")
     assert [row["epoch"] for row in read_rows(run.metrics)[0]] == [1, 3, 4]
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl has lines that are torn and are left out: 2, 4, 6"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has torn lines, which are left out: 2, 4, 6"):
         assert len(run.epochs()) == 3
     with pytest.warns(UserWarning, match="torn"):
-        run.cut_metrics(12)
+        run.truncate_metrics(12)
     assert [row["epoch"] for row in run.epochs()] == [1, 3]

@@ -13,12 +13,11 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.models.weights import meta_of
-from kinfolk.training.changes import FREE, shaping
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError, read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.keeper import InterruptedRunError, Keeper
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.training.load_run import open_run
+from kinfolk.training.run_folder import Run
+from kinfolk.training.settings import CHANGEABLE, result_settings
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
@@ -36,7 +35,7 @@ def one_thread() -> Iterator[None]:
 def interrupted(data: Path, out: Path) -> Run:
     """A run that ended in the middle of its first epoch."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Keeper, "_agreed_wish", lambda self, device: 2)
+        patched.setattr(CheckpointSaver, "_agreed_action", lambda self, device: 2)
         with pytest.raises(InterruptedRunError):
             train(**arguments(data, out))
     return Run(out)
@@ -108,13 +107,13 @@ def test_what_may_change_does(run: Run) -> None:
 
 def test_every_free_setting_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    assert [key for key in FREE if f"`{key}`" not in text] == []
+    assert [key for key in CHANGEABLE if f"`{key}`" not in text] == []
 
 
 def test_processes_are_counted_not_where_they_run() -> None:
     one = TrainConfig().with_settings({"trainer.devices": 4, "trainer.num_nodes": 1})
-    assert shaping(one) == shaping(one.with_settings({"trainer.devices": 2, "trainer.num_nodes": 2}))
-    assert shaping(one) != shaping(one.with_settings({"trainer.devices": 2}))
+    assert result_settings(one) == result_settings(one.with_settings({"trainer.devices": 2, "trainer.num_nodes": 2}))
+    assert result_settings(one) != result_settings(one.with_settings({"trainer.devices": 2}))
 
 
 def test_known_pairs_count_by_content(tmp_path: Path) -> None:
@@ -122,9 +121,9 @@ def test_known_pairs_count_by_content(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a.csv", tmp_path / "b.csv")
     config = TrainConfig().with_settings({"detector.pairs": str(tmp_path / "a.csv")})
     moved = config.with_settings({"detector.pairs": str(tmp_path / "b.csv")})
-    assert shaping(config) == shaping(moved)
+    assert result_settings(config) == result_settings(moved)
     (tmp_path / "b.csv").write_text("anchor,kin\n0,2\n", encoding="utf-8")
-    assert shaping(config) != shaping(moved)
+    assert result_settings(config) != result_settings(moved)
 
 
 def test_the_model_of_another_run_is_refused(run: Run, tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_the_model_of_another_run_is_refused(run: Run, tmp_path: Path) -> None:
     open_run(done.path).encoder()
     text = run.config.read_text(encoding="utf-8")
     run.config.write_text(text.replace("seed: 0", "seed: 1", 1), encoding="utf-8")
-    with pytest.raises(KinfolkError, match=r"model\.safetensors is not of this run"):
+    with pytest.raises(KinfolkError, match=r"model\.safetensors does not belong to this run"):
         open_run(done.path).encoder()
 
 
@@ -142,15 +141,16 @@ def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: 
     shutil.copytree(stopped / "run1", tmp_path / "other")
     other = train(out=tmp_path / "other", resume=True, progress=False)
     shutil.copy(other.model, done.model)
-    with pytest.raises(KinfolkError, match=r"model\.safetensors is not of this run: it was exported with other samples"):
+    with pytest.raises(KinfolkError, match=r"model\.safetensors does not belong to this run: it was exported with other samples"):
         open_run(done.path).encoder()
-    with pytest.raises(KinfolkError, match=r"towers\.safetensors is not of this run"):
+    with pytest.raises(KinfolkError, match=r"towers\.safetensors does not belong to this run"):
         open_run(done.path)._require_own(meta_of(other.model), "towers.safetensors")
 
 
 def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:
     from kinfolk.files import write_safetensors
-    from kinfolk.training.snapshots import SAMPLES, read_snapshots, snapshot_file
+    from kinfolk.training.run_folder import snapshot_file
+    from kinfolk.training.snapshots import SAMPLES, read_snapshots
 
     tensors = {"ids": torch.arange(3), "embedding": torch.zeros(3, 2).half()}
     for epoch, digest in ((1, "ours"), (2, "theirs")):
@@ -167,4 +167,4 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Run) -> None:
     train(out=run.path, resume=True, progress=False)
     assert before["step"] < read_checkpoint(run.checkpoint)["kinfolk"]["step"]
     assert run.model.read_bytes() == whole
-    assert "is taken instead" in run.log.read_text(encoding="utf-8")
+    assert "is used instead" in run.log.read_text(encoding="utf-8")

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kinfolk.cli import main
-from kinfolk.data.quarantine import read_quarantine, write_quarantine
-from kinfolk.errors import KinfolkError
-from kinfolk.foreign import csv_text, escaped, printable, shown, unescaped
+from kinfolk.data.prepare import read_quarantine, write_quarantine
+from kinfolk.errors import KinfolkError, csv_text, escaped, printable, shown, unescaped
 from kinfolk.report import write_report
-from kinfolk.training.keeper import InterruptedRunError, Keeper
+from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
@@ -73,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_with_such_names_is_resumed(folder: Path, tmp_path: Path) -> None:
     settings = {**TINY, "data.labels_from_folders": True, "snapshots.epochs": 0, "knn.every": 0}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Keeper, "_agreed_wish", lambda self, device: 2)
+        patched.setattr(CheckpointSaver, "_agreed_action", lambda self, device: 2)
         with pytest.raises(InterruptedRunError):
             train(str(folder), tmp_path / "run", epochs=2, batch_size=4, settings=settings, progress=False)
     run = train(out=tmp_path / "run", resume=True, progress=False)

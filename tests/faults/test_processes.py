@@ -15,9 +15,9 @@ import pytest
 from kinfolk.detectors import DETECTORS
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.training import ranks
+from kinfolk.training import launch as ranks
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.devices import resolve_trainer
+from kinfolk.training.launch import resolve_trainer
 from tests.faults.campaign import Tally, kills, rank_kills
 from tests.faults.inject import as_ranks, in_children
 from tests.faults.methods import METHODS
@@ -62,25 +62,25 @@ def test_rank_zero_that_is_killed_or_fails_is_noticed(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     word = tmp_path / ".launch"
-    with pytest.raises(OSError, match="no data"), ranks.together(word, 0, True):
+    with pytest.raises(OSError, match="no data"), ranks.supervise(word, 0, True):
         raise OSError("no data")
     with pytest.raises(ranks.RankLeftError, match="rank zero has ended: no data"):
-        ranks.wait_for(word, 1.0)
+        ranks.wait_for_rank_zero(word, 1.0)
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     monkeypatch.setattr(os, "getpid", lambda: child.pid)
-    ranks._tell(word, ranks.PREPARING)
-    with pytest.raises(ranks.RankLeftError, match="without a word, as if killed"):
-        ranks.wait_for(word, 1.0)
+    ranks._write_status(word, ranks.PREPARING)
+    with pytest.raises(ranks.RankLeftError, match="without a message, as if killed"):
+        ranks.wait_for_rank_zero(word, 1.0)
 
 
 def test_a_lost_rank_is_told_in_a_sentence() -> None:
     text = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3171"
     with pytest.raises(ranks.RankLeftError, match=r"another process of this training has ended.*; all is well$") as caught:  # noqa: SIM117
-        with ranks.naming_lost_ranks(lambda: "all is well"):
+        with ranks.explain_lost_ranks(lambda: "all is well"):
             raise RuntimeError(text)
     assert "gloo" not in str(caught.value)
-    with pytest.raises(RuntimeError, match="shapes differ"), ranks.naming_lost_ranks(lambda: ""):
+    with pytest.raises(RuntimeError, match="shapes differ"), ranks.explain_lost_ranks(lambda: ""):
         raise RuntimeError("shapes differ")
 
 

@@ -14,16 +14,15 @@ import pytest
 import torch
 
 from kinfolk.cli import main
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import write_atomically
-from kinfolk.report.record import read_record
-from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.journal import Journal
-from kinfolk.training.keeper import InterruptedRunError, Keeper
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.report.run_summary import read_record
+from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError, read_checkpoint
+from kinfolk.training.load_run import open_run
+from kinfolk.training.metrics_log import MetricsLog
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.faults.inject import full_disk
 from tests.faults.methods import TINY
@@ -57,7 +56,7 @@ def stopped(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was ended after its first epoch, with a checkpoint and a model."""
     out = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Keeper, "_agreed_wish", lambda self, device: 2 * (self._finished == 1))
+        patched.setattr(CheckpointSaver, "_agreed_action", lambda self, device: 2 * (self._finished == 1))
         with pytest.raises(InterruptedRunError):
             begin(images, out)
     return out
@@ -105,7 +104,7 @@ def test_a_full_disk_is_told_and_a_resumed_run_ends_the_same(stopped: Path, imag
     if run.config.exists():
         train(out=run.path, resume=True, progress=False)
     else:
-        with pytest.raises(UsageError, match="nothing had begun in"):
+        with pytest.raises(UsageError, match="no training has started in"):
             train(out=run.path, resume=True, progress=False)
         begin(images, run.path)
     whole = train(out=shutil.copytree(stopped, tmp_path / "whole"), resume=True, progress=False)
@@ -113,13 +112,13 @@ def test_a_full_disk_is_told_and_a_resumed_run_ends_the_same(stopped: Path, imag
 
 
 def test_a_folder_that_is_removed_or_read_only(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end = Journal.on_train_epoch_end
+    end = MetricsLog.on_train_epoch_end
 
-    def remove(self: Journal, *args: Any) -> None:
+    def remove(self: MetricsLog, *args: Any) -> None:
         shutil.rmtree(self.run.path)
         end(self, *args)
 
-    monkeypatch.setattr(Journal, "on_train_epoch_end", remove)
+    monkeypatch.setattr(MetricsLog, "on_train_epoch_end", remove)
     with pytest.raises(KinfolkError, match=r"cannot be written: its folder was removed"):
         train(
             str(images),
@@ -146,7 +145,7 @@ def test_killed_while_the_images_were_read(images: Path, tmp_path: Path, capsys:
         main(["train", "--out", str(tmp_path / "run"), "--resume"])
     assert left.value.code == 2
     said = capsys.readouterr().err
-    assert "nothing had begun in" in said
+    assert "no training has started in" in said
     assert "repeat the whole command" in said
     assert "need not be read again" in said
     assert len(begin(images, tmp_path / "run").epochs()) == 2, "what a killed start left is not in the way"
@@ -155,7 +154,7 @@ def test_killed_while_the_images_were_read(images: Path, tmp_path: Path, capsys:
 def test_a_checkpoint_without_its_configuration(stopped: Path, tmp_path: Path) -> None:
     run = Run(shutil.copytree(stopped, tmp_path / "run"))
     run.config.unlink()
-    with pytest.raises(UsageError, match=r"config\.yaml is missing, and without it the run can't be resumed"):
+    with pytest.raises(UsageError, match=r"config\.yaml is missing, and the run cannot be resumed without it"):
         train(out=run.path, resume=True, progress=False)
     assert read_checkpoint(run.checkpoint)
 
@@ -239,7 +238,7 @@ def test_all_is_flushed_to_the_disk_before_it_has_its_name(images: Path, tmp_pat
 
 
 def test_settings_and_features_that_are_not_finite(tmp_path: Path) -> None:
-    from kinfolk.auditing.features import Features
+    from kinfolk.auditing.inputs import Features
     from kinfolk.training.config import TrainConfig
 
     with pytest.raises(UsageError, match=r"`detector\.alpha` \(=nan\) must be a finite number"):

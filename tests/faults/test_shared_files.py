@@ -12,13 +12,10 @@ import pytest
 import torch
 
 from kinfolk.data import stream_index
-from kinfolk.data.handover import hand_over, take_over
-from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
-from kinfolk.data.prepare import prepare
-from kinfolk.data.quarantine import add_to_quarantine, read_quarantine
-from kinfolk.data.samples import Samples
-from kinfolk.data.sources import open_source
+from kinfolk.data.open_source import open_source
+from kinfolk.data.prepare import add_to_quarantine, hand_over, prepare, read_quarantine, take_over
+from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.stream import StreamSource
 from kinfolk.errors import KinfolkError
 from kinfolk.training.train import train

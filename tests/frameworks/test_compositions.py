@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS
-from kinfolk.data.seeding import generator
 from kinfolk.detectors import DETECTORS
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.pairs import Block
+from kinfolk.seeding import generator
 
 NUM_SAMPLES, NUM_CLASSES, BATCH, EPOCHS, WARMUP = 36, 3, 18, 5, 1
 DETECTOR_ARGS: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Ite
         due = framework.due(epoch)
         if due:
             framework.refresh(features(framework, images), epoch / epochs)
-            for parameter in framework.renewed:
+            for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
         order = framework.batches(generator(0, "order", epoch), BATCH)
         order = torch.randperm(NUM_SAMPLES, generator=draw) if order is None else order

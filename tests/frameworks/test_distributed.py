@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.frameworks import LA, Framework, MoCoV3
-from kinfolk.frameworks.method import Context, build, parse
-from kinfolk.frameworks.support import SupportFramework
+from kinfolk.frameworks.registry import Context, build, parse
+from kinfolk.frameworks.support_queue import SupportFramework
+from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -103,7 +103,7 @@ def child(rank: int, world: int, folder: str) -> None:
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder)), nprocs=request.param)  # type: ignore[no-untyped-call]
+    spawn(child, (request.param, str(folder)), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

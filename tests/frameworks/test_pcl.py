@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import Oracle
 from kinfolk.errors import KinfolkWarning
-from kinfolk.frameworks.pcl import PCL
-from kinfolk.frameworks.prototypes import Prototypes
+from kinfolk.frameworks.pcl import PCL, Prototypes
+from tests.ranks import spawn
 from tests.reference import losses, queues
 from tests.reference import prototypes as slow
 
@@ -246,7 +245,7 @@ def on_rank(rank: int, folder: str, queue_size: int) -> None:
 
 @pytest.mark.parametrize("queue_size", [16, 0])
 def test_two_ranks_equal_one(queue_size: int, tmp_path: Path) -> None:
-    spawn(on_rank, (str(tmp_path), queue_size), nprocs=len(SIZES))  # type: ignore[no-untyped-call]
+    spawn(on_rank, (str(tmp_path), queue_size), nprocs=len(SIZES))
     framework = made(**arguments(queue_size))
     expected = two_steps(framework, framework, [batch(step, sum(SIZES)) for step in range(3)])
     for rank in range(len(SIZES)):

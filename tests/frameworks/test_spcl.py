@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import IFND, Oracle
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.siamese import draw_partners
+from tests.ranks import spawn
 from tests.reference import losses
 from tests.reference import spcl as slow
 
@@ -215,7 +215,7 @@ def test_heads_begin_anew(chosen: tuple[Any, ...]) -> None:
     for name, key in heads.items():
         assert torch.equal(before[key], after[key]) is (name not in chosen)
     assert torch.equal(before["encoder.1.weight"], after["encoder.1.weight"])
-    renewed = {id(p) for p in framework.renewed}
+    renewed = {id(p) for p in framework.reinitialised}
     assert renewed == {
         id(p) for name, p in framework.named_parameters() if name.split(".")[0] in [{"contrast": "head"}.get(n, n) for n in chosen]
     }
@@ -255,9 +255,9 @@ def test_a_warm_up_has_nt_xent_alone_on_random_batches() -> None:
 
 def test_when_it_is_due() -> None:
     framework = made(every=2)
-    assert framework.renewed
+    assert framework.reinitialised
     framework.set_progress(1, 4)
-    assert not framework.renewed, "a detector may be due; the optimiser then has nothing to forget"
+    assert not framework.reinitialised, "a detector may be due; the optimiser then has nothing to forget"
     assert [made(every=2).due(epoch) for epoch in range(4)] == [True, False, True, False]
     still = made(prototypes="labels", labels=LABELS, reinitialise=())
     assert not still.due(0)
@@ -386,7 +386,7 @@ def on_rank(rank: int, folder: str) -> None:
 
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    spawn(on_rank, (str(tmp_path),), nprocs=len(SIZES))  # type: ignore[no-untyped-call]
+    spawn(on_rank, (str(tmp_path),), nprocs=len(SIZES))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(SIZES))]
     for name, arguments in ARGUMENTS.items():
         framework = made(**arguments)

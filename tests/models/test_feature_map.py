@@ -8,9 +8,8 @@ from torch import nn
 
 from kinfolk.errors import UsageError
 from kinfolk.models import build_encoder
-from kinfolk.models.build import adapt
-from kinfolk.models.feature_map import FeatureMap
-from kinfolk.models.split import SplitEncoder
+from kinfolk.models.build import FeatureMap, adapt
+from kinfolk.models.heads import SplitEncoder
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

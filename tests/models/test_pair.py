@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError
 from kinfolk.models import OpenClipText, TextTransformer, adapt, build_encoder, projection_head, save_encoder
-from kinfolk.models.pair import PARTS, TOWERS, Pair, begin_from, save_towers
+from kinfolk.models.towers import PARTS, TOWERS, Pair, begin_from, save_towers
 
 
 def pair(seed: int) -> Pair:

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP
+from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
 LABELS = torch.arange(NUM_SAMPLES) % 4
@@ -123,7 +123,7 @@ NAMES += ["clip/everybody", "clip/outside", "fastclip/outside", "individual/plai
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)  # type: ignore[no-untyped-call]
+    spawn(child, (request.param, str(folder), NAMES), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.objectives.siamese import Partners, SiameseMetric, draw_partners, siamese_metric
+from tests.ranks import spawn
 from tests.reference import spcl as slow
 
 PROTOTYPES = torch.tensor([4, 9, 4, 7, 4, 9, 1, 4])
@@ -121,7 +121,7 @@ def on_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
     """Also where one rank has no anchors at all."""
-    spawn(on_rank, (str(tmp_path),), nprocs=len(SIZES))  # type: ignore[no-untyped-call]
+    spawn(on_rank, (str(tmp_path),), nprocs=len(SIZES))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(len(SIZES))]
     for i, prototypes in enumerate((PROTOTYPES, PROTOTYPES.sort().values)):
         h, loss_fn = made()

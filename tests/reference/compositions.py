@@ -21,13 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS, IFND
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.method import Context, build, parse
-from kinfolk.frameworks.support import SupportFramework
+from kinfolk.frameworks.registry import Context, build, parse
+from kinfolk.frameworks.support_queue import SupportFramework
+from tests.ranks import spawn
 
 DIGEST = Path(__file__).with_name("compositions.json")
 NUM_SAMPLES, EPOCHS, STEPS, SIZES = 24, 3, 2, (7, 5)
@@ -174,7 +174,7 @@ def record(chosen: Iterable[str]) -> dict[str, Any]:
     several = [name for name in chosen if name.partition("+")[0] in RANKED and "refused" not in out[name]]
     if several:
         with tempfile.TemporaryDirectory() as folder:
-            spawn(child, (folder, several), nprocs=len(SIZES))  # type: ignore[no-untyped-call]
+            spawn(child, (folder, several), nprocs=len(SIZES))
             for rank in range(len(SIZES)):
                 found = torch.load(f"{folder}/{rank}.pt")
                 out |= {f"{name} (rank {rank})": value for name, value in found.items()}

@@ -14,10 +14,9 @@ import yaml
 from torch import nn
 
 import kinfolk as kf
-from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
-from kinfolk.data.quarantine import write_quarantine
-from kinfolk.data.samples import Samples
+from kinfolk.data.prepare import write_quarantine
+from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.files import write_safetensors
 from kinfolk.frameworks import SimCLR
 from kinfolk.training.snapshots import SAMPLES

@@ -7,7 +7,7 @@ import math
 import plotly.graph_objects as go
 import pytest
 
-from kinfolk.report.figures import curve_panels
+from kinfolk.report.curves import curve_panels
 from tests.report.synthetic import metrics
 
 

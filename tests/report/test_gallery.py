@@ -179,6 +179,6 @@ def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Pa
 
 def test_without_a_checkpoint_the_page_says_so(browser: Any, tmp_path: Path) -> None:
     data, told = images(num=20), list[str]()
-    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data), tell=told.append)).page
+    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data), on_missing=told.append)).page
     assert "checkpoint" in page.locator("#gallery").inner_text()
     assert "no gallery" in told[0]

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import kinfolk as kf
-from kinfolk.data.views import Views
-from kinfolk.report.kin import Compared, compare, find_kin
-from kinfolk.report.levels import batch_levels, bounds_of, exact_levels, level_panels
+from kinfolk.data.augmentation.views import Views
+from kinfolk.report.curves import batch_levels, bounds_of, exact_levels, level_panels
+from kinfolk.report.gallery import Compared, compare, find_kin
 from tests.report.synthetic import images, method
 
 NUM = 40

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kinfolk.report.map import choose, project, sprite_sheet
+from kinfolk.report.maps import choose, project, sprite_sheet
 
 
 def test_all_samples_or_a_seeded_draw() -> None:
@@ -65,7 +65,7 @@ def test_pictures_that_do_not_compress_are_kept_small(monkeypatch: pytest.Monkey
     noise = list(np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8))
     usual = sprite_sheet(noise, 32)
     assert usual is not None
-    monkeypatch.setattr("kinfolk.report.map.MAX_SHEET", len(usual.uri) // 2)
+    monkeypatch.setattr("kinfolk.report.maps.MAX_SHEET", len(usual.uri) // 2)
     less = sprite_sheet(noise, 32)
     assert less is not None
     assert len(less.uri) <= len(usual.uri) // 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinfolk.report import write_report
-from kinfolk.report.shell import script_json
+from kinfolk.report.html import script_json
 from tests.report.browser import Opened, launched, open_page
 from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, features, images, make_run, method
 

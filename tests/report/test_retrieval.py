@@ -10,11 +10,10 @@ import torch
 
 from kinfolk.detectors import FNC, GloFND, Oracle, StartAt
 from kinfolk.report import write_report
-from kinfolk.report.retrieval import Query, Result, Shown, draw_retrieval, render
+from kinfolk.report.gallery import Query, Result, Shown, draw_retrieval, render
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.flagged import kin_of, trained
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.training.load_run import flagged_candidates, load_framework, open_run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.pairs_of import SMALL, write_pairs
 
@@ -47,7 +46,7 @@ def test_the_section_shows_what_was_found(run: Run) -> None:
 def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
     opened = open_run(run.path)
     data = opened.data()
-    framework = trained(opened.config, run, data, opened.towers().tokenizer)
+    framework = load_framework(opened.config, run, data, opened.towers().tokenizer)
     stored = read_checkpoint(run.checkpoint)["state_dict"]
     for direction, detector in zip(("image", "text"), framework.detectors, strict=True):
         assert isinstance(detector, StartAt)
@@ -57,7 +56,7 @@ def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
         sim_QC = torch.linspace(-1, 1, 60).view(6, 10)
         own_QC = torch.zeros(6, 10, dtype=torch.bool)
         own_QC[:, 9] = True
-        kin_QC = kin_of(detector, sim_QC, ids, torch.arange(10), own_QC)
+        kin_QC = flagged_candidates(detector, sim_QC, ids, torch.arange(10), own_QC)
         assert torch.equal(kin_QC, (sim_QC > threshold_N[:6, None]) & ~own_QC)
 
 
@@ -67,7 +66,7 @@ def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
 )
 def test_every_kind_of_role(detector: Any, expected: list[list[bool]]) -> None:
     own_QC = torch.tensor([[True, False, False]])
-    kin_QC = kin_of(detector.eval(), torch.tensor([[0.9, 0.5, 0.2]]), torch.tensor([0]), torch.tensor([0, 1, 2]), own_QC)
+    kin_QC = flagged_candidates(detector.eval(), torch.tensor([[0.9, 0.5, 0.2]]), torch.tensor([0]), torch.tensor([0, 1, 2]), own_QC)
     assert kin_QC.tolist() == expected
 
 

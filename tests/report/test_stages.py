@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.report.map import choose
-from kinfolk.report.stages import draw_stages
+from kinfolk.report.maps import choose, draw_stages
 from kinfolk.training.snapshots import Snapshot, read_snapshots
 from tests.report.synthetic import add_snapshots, images
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import KinfolkWarning, UsageError
-from kinfolk.report import words
-from kinfolk.report.record import read_record
+from kinfolk.report import format as words
+from kinfolk.report.run_summary import read_record
 from tests.report.synthetic import images, make_run
 
 
@@ -111,7 +111,7 @@ def test_a_killed_and_resumed_run_counts_each_epoch_once(tmp_path: Path) -> None
     run = make_run(tmp_path / "run", bare=True)
     lines = ['{"epoch": 1, "loss": 3}', '{"epoch": 2, "loss": 2.5}', '{"epoch": 2, "loss": 2}', '{"epoch": 3, "lo']
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.warns(KinfolkWarning, match=r"metrics\.jsonl has lines that are torn and are left out: 4"):
+    with pytest.warns(KinfolkWarning, match=r"metrics\.jsonl has torn lines, which are left out: 4"):
         record = read_record(run)
     assert [(row["epoch"], row["loss"]) for row in record.epochs] == [(1, 3), (2, 2)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kinfolk.stores.collected import Collected
+from kinfolk.stores.per_sample import Collected
 
 
 def test_the_mean_over_views_is_kept() -> None:

@@ -114,7 +114,9 @@ def _child(out: str, moment: str, each_step: bool, resume: bool, environment: di
 
 def _arm(number: signal.Signals, what: str, count: int) -> None:
     """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder, half-way through it."""
-    from kinfolk.training import checkpoint, journal, module, start
+    from kinfolk.training import checkpoint, module
+    from kinfolk.training import metrics_log as journal
+    from kinfolk.training import run_folder as start
 
     calls = {what: 0}
 
@@ -143,7 +145,7 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
 
         checkpoint.torch.save = half  # type: ignore[attr-defined]
     elif what == "line":
-        end = journal.Journal.on_train_epoch_end
+        end = journal.MetricsLog.on_train_epoch_end
 
         def on_train_epoch_end(self: Any, trainer: Any, module: Any) -> None:
             end(self, trainer, module)
@@ -152,7 +154,7 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
                     file.write('{"epoch": 99, "st')
                 os.kill(os.getpid(), number)
 
-        journal.Journal.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
+        journal.MetricsLog.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
     else:
         assert what == "folder"
 

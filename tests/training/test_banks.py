@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from kinfolk.cli import main
-from kinfolk.data.views import Views
+from kinfolk.data.augmentation.views import Views
 from kinfolk.errors import UsageError
 from kinfolk.models import SplitEncoder, load_encoder
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.opened import open_run
-from kinfolk.training.run import Run
+from kinfolk.training.load_run import open_run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import run_child, training
 from tests.training.test_resume import assert_same, one_thread

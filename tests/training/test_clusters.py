@@ -13,8 +13,8 @@ from kinfolk.clustering import ClusterLabels
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr, quality_curve
 from kinfolk.frameworks import PCL, SimCLR
-from kinfolk.report.figures import curve_panels
-from kinfolk.training.clusters import ClusterQuality, pseudo_labels
+from kinfolk.report.curves import curve_panels
+from kinfolk.training.epoch_metrics import ClusterQuality, pseudo_labels
 from kinfolk.training.train import train
 from tests.report.synthetic import images
 
@@ -72,7 +72,7 @@ def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> N
     assert "mtpr" not in rows[0]
     assert all(0 <= row[name] <= 1 for row in rows[1:] for name in ("mtpr", "mtnr", "nmi"))
     assert len(quality_curve(rows)["nmi"]) == 2
-    from kinfolk.data.samples import Samples
+    from kinfolk.data.sample_table import Samples
 
     samples = Samples.read(run.samples)
     assert samples.classes == ["0x", "1x"]

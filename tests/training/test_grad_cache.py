@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.frameworks import Framework
-from kinfolk.frameworks.method import Context, build, parse
+from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training import module
-from kinfolk.training.grad_cache import encoders_of, in_chunks
+from kinfolk.training.module import encoders_of, in_chunks
 from kinfolk.training.train import train
 
 SAMPLES, SIDE = 5000, 4

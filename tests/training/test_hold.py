@@ -9,20 +9,24 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.hold import LOCK, held
+from kinfolk.training.run_folder import LOCK, lock_run_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from kinfolk.training.hold import held
-with held(Path(sys.argv[1])):
-    print("held", flush=True)
+from kinfolk.training.run_folder import lock_run_folder
+with lock_run_folder(Path(sys.argv[1])):
+    print("lock_run_folder", flush=True)
     time.sleep(60)
 """
 
 
 def test_a_second_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with held(tmp_path / "run"), pytest.raises(UsageError, match=r"another training .* give another folder"), held(tmp_path / "run"):
+    with (
+        lock_run_folder(tmp_path / "run"),
+        pytest.raises(UsageError, match=r"another training .* give another folder"),
+        lock_run_folder(tmp_path / "run"),
+    ):
         pass
 
 
@@ -31,35 +35,35 @@ def test_a_killed_training_leaves_the_folder_free(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
-        assert child.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match="another training"), held(folder):
+        assert child.stdout.readline() == "lock_run_folder\n"
+        with pytest.raises(UsageError, match="another training"), lock_run_folder(folder):
             pass
     finally:
         child.kill()
         child.wait()
         child.stdout.close()
     assert (folder / LOCK).exists()
-    with held(folder):
+    with lock_run_folder(folder):
         pass
     assert not (folder / LOCK).exists()
 
 
 def test_what_came_to_nothing_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="bad data"), held(tmp_path / "runs" / "first"):
+    with pytest.raises(ValueError, match="bad data"), lock_run_folder(tmp_path / "runs" / "first"):
         raise ValueError("bad data")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_there_or_was_written_stays(tmp_path: Path) -> None:
-    with held(tmp_path / "kept"):
+    with lock_run_folder(tmp_path / "kept"):
         (tmp_path / "kept" / "config.yaml").write_text("x")
     assert [entry.name for entry in (tmp_path / "kept").iterdir()] == ["config.yaml"]
     (tmp_path / "empty").mkdir()
-    with held(tmp_path / "empty"):
+    with lock_run_folder(tmp_path / "empty"):
         pass
     assert (tmp_path / "empty").is_dir()
 
 
 def test_other_ranks_hold_nothing(tmp_path: Path) -> None:
-    with held(tmp_path / "run"), held(tmp_path / "run", rank=1):
+    with lock_run_folder(tmp_path / "run"), lock_run_folder(tmp_path / "run", rank=1):
         pass

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from kinfolk.stats import Stats
-from kinfolk.training.journal import Journal
+from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.progress import describe
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 
 SMALL = {"model.name": "resnet10", "model.width": 4, "head.out_size": 8, "views.preset": "mild", "views.size": 8, "knn.every": 0}
@@ -27,10 +27,10 @@ def test_a_training_writes_both_kinds_of_detection(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_fewer_counts_begins_the_epoch_anew(tmp_path: Path) -> None:
-    journal = Journal(Run(tmp_path), [], 1)
+    metrics_log = MetricsLog(Run(tmp_path), [], 1)
     state = {"loss": torch.zeros(()), "steps": 3, "seconds": 1.0}
-    journal.load_state_dict({**state, "counts": torch.ones(9, dtype=torch.int64)})
-    assert torch.equal(journal.counts, Stats.empty().counts())
+    metrics_log.load_state_dict({**state, "counts": torch.ones(9, dtype=torch.int64)})
+    assert torch.equal(metrics_log.counts, Stats.empty().counts())
     kept = torch.arange(len(Stats.empty().counts()))
-    journal.load_state_dict({**state, "counts": kept})
-    assert torch.equal(journal.counts, kept)
+    metrics_log.load_state_dict({**state, "counts": kept})
+    assert torch.equal(metrics_log.counts, kept)

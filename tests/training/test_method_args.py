@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.method_args import checked_arguments, written_arguments
+from kinfolk.training.settings import checked_arguments, written_arguments
 
 
 class Detector:
@@ -29,7 +29,7 @@ def test_texts_become_numbers_and_defaults_are_filled_in() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"alpah": 1}, ["`detector.alpah` for glofnd", "did you mean `alpha`", "betas"]),
+        ({"alpah": 1}, ["`detector.alpah` for glofnd", "did you mean alpha", "betas"]),
         ({"num_samples": 5}, ["`detector.num_samples`"]),
         ({}, ["`detector.alpha` is required"]),
         ({"alpha": "much"}, ["`detector.alpha` (='much')", "number"]),

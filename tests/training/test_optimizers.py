@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.lars import LARS
-from kinfolk.training.optimizers import build_optimizer, parameter_groups, scaled_lr
-from kinfolk.training.schedules import build_scheduler
+from kinfolk.training.optimizers import build_optimizer, build_scheduler, parameter_groups, scaled_lr
 
 
 def net() -> nn.Sequential:

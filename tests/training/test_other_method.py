@@ -12,11 +12,11 @@ import pytest
 from kinfolk.detectors import DETECTORS
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.frameworks.method import detector_arguments, framework_arguments, parse
-from kinfolk.training.assemble import assemble
+from kinfolk.frameworks.registry import detector_arguments, framework_arguments, parse
+from kinfolk.training.build import assemble
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.other_method import with_method
 from kinfolk.training.recipes import load_recipe, recipe_names
+from kinfolk.training.settings import with_method
 from kinfolk.training.train import train
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kinfolk.training.optimizers import build_optimizer, take_out
-from kinfolk.training.schedules import build_scheduler, lr_factor
+from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, move_to_own_group
 
 
 def test_a_temperature_outside_the_schedule() -> None:
@@ -14,7 +13,7 @@ def test_a_temperature_outside_the_schedule() -> None:
     temperature = nn.Parameter(torch.tensor(0.07))
     model.register_parameter("temperature", temperature)
     optimizer = build_optimizer("adamw", model, 0.1, weight_decay=0.2)
-    take_out(optimizer, (temperature,), 0.002)
+    move_to_own_group(optimizer, (temperature,), 0.002)
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1, 1]
     assert optimizer.param_groups[2]["weight_decay"] == 0.0
     scheduler = build_scheduler(optimizer, 10, 2, others=[lambda: 1 / 3 if temperature < 0.03 else 1.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinfolk.detectors import Ring
-from kinfolk.frameworks.method import Context, build_detector, parse
+from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.training.recipes import load_recipe, recipe_names
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.training import ranks
+from kinfolk.training import launch as ranks
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.devices import global_rank
-from kinfolk.training.run import Run
+from kinfolk.training.launch import global_rank
+from kinfolk.training.run_folder import Run
 from tests.training.children import OTHERS, run_ranks
 from tests.training.test_resume import assert_same
 
@@ -56,29 +56,29 @@ def test_lightning_launches_the_other_rank(tmp_path: Path) -> None:
 
 
 def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    word = tmp_path / ".launch"
+    status_file = tmp_path / ".launch"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    with pytest.raises(KinfolkError, match="rank zero has not said"):
-        ranks.wait_for(word, first_sign=0.2)
-    ranks.announce(word)
-    ranks.wait_for(word, first_sign=0.2)
+    with pytest.raises(KinfolkError, match="rank zero has not written"):
+        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
+    ranks.mark_ready(status_file)
+    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(KinfolkError):
-        ranks.wait_for(word, first_sign=0.2)  # the word of an earlier launch does not count
+        ranks.wait_for_rank_zero(status_file, first_sign=0.2)  # the status_file of an earlier launch does not count
 
 
 def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    word = tmp_path / ".launch"
+    status_file = tmp_path / ".launch"
     for name in (ranks.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    ranks.announce(word)
+    ranks.mark_ready(status_file)
     monkeypatch.setenv("NODE_RANK", "1")
-    ranks.wait_for(word, first_sign=0.2)
+    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
     monkeypatch.setenv(ranks.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
     with pytest.raises(KinfolkError):
-        ranks.wait_for(word, first_sign=0.2)
+        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
 
 
 @pytest.mark.parametrize(

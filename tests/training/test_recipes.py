@@ -12,12 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfolk.data.tokenizer import train_tokenizer
+from kinfolk.data.text import train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import Framework
-from kinfolk.training.assemble import assemble, build_framework
+from kinfolk.training.build import assemble, build_framework, learns_from_text
 from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
-from kinfolk.training.towers import learns_from_text
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs
 
@@ -182,7 +181,7 @@ def test_a_recipe_by_path_and_unknown_ones(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("# mine\nepochs: 3\n", encoding="utf-8")
     assert load_recipe(path).epochs == load_recipe(str(path)).epochs == 3
-    with pytest.raises(UsageError, match="unknown recipe `demo-digit`; did you mean `demo-digits`"):
+    with pytest.raises(UsageError, match="unknown recipe `demo-digit`; did you mean demo-digits"):
         load_recipe("demo-digit")
     with pytest.raises(UsageError, match="there is no recipe file"):
         load_recipe(tmp_path / "other.yaml")

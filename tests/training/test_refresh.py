@@ -16,17 +16,16 @@ from torch import Tensor
 
 from kinfolk.data.images import ImageData
 from kinfolk.detectors import IFND, GloFND
+from kinfolk.embedding import embed, embed_in_parts
 from kinfolk.evaluation.clusters import label_nmi
-from kinfolk.evaluation.embed import embed
-from kinfolk.evaluation.embed_parts import embed_in_parts
 from kinfolk.frameworks.base import Framework
-from kinfolk.training import keeper, refresh
+from kinfolk.training import checkpoint as keeper
+from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.flagged import trained
-from kinfolk.training.journal import Journal
-from kinfolk.training.opened import open_run
+from kinfolk.training.load_run import load_framework, open_run
+from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.progress import ProgressBar
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import run_child, run_ranks, training
 from tests.training.test_resume import assert_same
@@ -109,7 +108,7 @@ def test_the_last_clustering_is_of_the_finished_encoder(whole: dict[str, Run]) -
     run = whole["pass"]
     opened = open_run(run.path)
     data = opened.data()
-    framework = trained(opened.config, run, data)
+    framework = load_framework(opened.config, run, data)
     (detector,) = framework.detectors
     assert isinstance(detector, IFND)
     found = embed(framework, data, opened.views(), torch.arange(data.num_train), projected=True)
@@ -148,15 +147,15 @@ def test_features_that_are_known_are_not_computed(tmp_path: Path, monkeypatch: p
 
 def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
-    save = keeper.Keeper._save
+    save = keeper.CheckpointSaver._save
 
-    def saved(self: keeper.Keeper, *args: Any, **more: Any) -> None:
+    def saved(self: keeper.CheckpointSaver, *args: Any, **more: Any) -> None:
         events.append("saved")
         save(self, *args, **more)
 
     monkeypatch.setattr(GloFND, "wanted_metrics", frozenset({"knn"}))
     monkeypatch.setattr(GloFND, "on_metric", lambda self, name, value: events.append((name, value)))
-    monkeypatch.setattr(keeper.Keeper, "_save", saved)
+    monkeypatch.setattr(keeper.CheckpointSaver, "_save", saved)
     run = train(**training(tmp_path / "run", settings={"knn.every": 2}))
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
@@ -164,7 +163,7 @@ def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeyp
 
 def test_the_embedding_has_a_bar_of_its_own_while_it_lasts(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=140)
-    bar = ProgressBar(console, Journal(Run(tmp_path), [], 1), 1)
+    bar = ProgressBar(console, MetricsLog(Run(tmp_path), [], 1), 1)
     batches = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0)))
     trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=3, fit_loop=SimpleNamespace(epoch_loop=batches))
     module: Any = None

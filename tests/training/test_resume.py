@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file as read_file
 
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import OTHERS, run_child, training
 

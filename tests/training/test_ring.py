@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.test_train import TINY, one_thread
 

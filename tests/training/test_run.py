@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UsageError
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 
 
 def test_a_new_or_empty_folder_is_free(tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_clear_removes_only_what_a_run_wrote(tmp_path: Path) -> None:
 
 def test_metrics_after_the_checkpoint_are_cut(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.cut_metrics(5)
+    run.truncate_metrics(5)
     assert run.epochs() == []
     run.metrics.write_text("".join(json.dumps({"epoch": n, "step": 10 * n}) + "\n" for n in (1, 2, 3)) + '{"epoch": 4, "st')
-    run.cut_metrics(20)
+    run.truncate_metrics(20)
     assert [row["epoch"] for row in run.epochs()] == [1, 2]
-    run.cut_metrics(0)
+    run.truncate_metrics(0)
     assert run.epochs() == []

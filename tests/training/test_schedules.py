@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.training.schedules import build_scheduler, lr_factor
+from kinfolk.training.optimizers import build_scheduler, lr_factor
 
 
 def test_warm_up_rises_to_one() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfolk.training.snapshots import cut_snapshots, read_snapshots, snapshot_epochs, snapshot_file
+from kinfolk.training.run_folder import remove_later_snapshots, snapshot_file
+from kinfolk.training.snapshots import read_snapshots, snapshot_epochs
 from kinfolk.training.train import train
 from tests.training.children import training
 
@@ -40,7 +41,7 @@ def test_a_resumed_training_forgets_what_came_after_its_checkpoint(tmp_path: Pat
     for epoch in (1, 4, 10000):
         snapshot_file(tmp_path, epoch).write_bytes(b"")
     (tmp_path / "epoch-notes.safetensors").write_bytes(b"")
-    cut_snapshots(tmp_path, 4)
+    remove_later_snapshots(tmp_path, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "epoch-0001.safetensors",
         "epoch-0004.safetensors",

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfolk.embedding import embed
 from kinfolk.errors import UsageError
-from kinfolk.evaluation.embed import embed
 from kinfolk.frameworks import spcl
-from kinfolk.frameworks.renew import renew
+from kinfolk.frameworks.spcl import reinitialise
 from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import run_ranks, training
 from tests.training.test_resume import assert_same
@@ -47,7 +47,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
 
     def renewed(parts: Any, seed: int) -> None:
         before = parts[0][0].weight.clone()
-        renew(parts, seed)
+        reinitialise(parts, seed)
         assert len(parts) == 3
         assert not torch.equal(parts[0][0].weight, before)
 

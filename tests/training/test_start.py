@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 
 from kinfolk.data.images import ImageData
+from kinfolk.data.labels import TEST_SPLITS
+from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.data.sources import open_source
-from kinfolk.data.splits import TEST_SPLITS
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.training.checkpoint import CheckpointSaver
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.keeper import Keeper
-from kinfolk.training.knn import _parts
+from kinfolk.training.epoch_metrics import _parts
 from kinfolk.training.module import NonFiniteLossError
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 
 TINY: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "head.out_size": 16, "views.preset": "mild", "views.size": 8}
@@ -41,13 +41,13 @@ def folder_of(path: Path, number: int = 20) -> Path:
 def stopped(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ended after its first epoch, as if killed."""
     with monkeypatch.context() as patched:
-        original = Keeper.on_train_epoch_end
+        original = CheckpointSaver.on_train_epoch_end
 
-        def end(self: Keeper, trainer: Any, module: Any) -> None:
+        def end(self: CheckpointSaver, trainer: Any, module: Any) -> None:
             original(self, trainer, module)
             raise RuntimeError("killed")
 
-        patched.setattr(Keeper, "on_train_epoch_end", end)
+        patched.setattr(CheckpointSaver, "on_train_epoch_end", end)
         with pytest.raises(RuntimeError, match="killed"):
             tiny(data, out)
 
@@ -92,7 +92,7 @@ def test_sweeping_takes_only_names_a_run_writes(tmp_path: Path) -> None:
     for file in own + foreign:
         file.write_text("half")
     (tmp_path / "model.unfinished").mkdir()
-    Run(tmp_path).sweep()
+    Run(tmp_path).remove_unfinished_files()
     assert not any(file.exists() for file in own)
     assert all(file.exists() for file in foreign)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.data.quarantine import read_quarantine
+from kinfolk.data.prepare import read_quarantine
 from kinfolk.errors import KinfolkError
 from kinfolk.training import module, refresh
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.data.test_shards import png, shard
 from tests.data.test_stream import make_shards
@@ -82,7 +82,7 @@ def test_killed_anywhere_and_resumed_is_the_same(whole: Run, shards: Path, tmp_p
 def test_a_batch_that_lost_an_image_has_as_many_chunks(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On several ranks the number of chunks must be the same, or those with a BatchNorm over all ranks would wait for each other."""
     asked: list[int] = []
-    original = module.in_chunks  # type: ignore[attr-defined]
+    original = module.in_chunks
 
     def noted(modules: Any, number: int) -> Any:
         asked.append(number)

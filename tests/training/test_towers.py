@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from kinfolk.cli import main
-from kinfolk.data.samples import Samples
+from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks import CLIP
 from kinfolk.models import read_state
 from kinfolk.objectives import NTXent
-from kinfolk.training.assemble import build_framework
+from kinfolk.training.build import build_framework
+from kinfolk.training.load_run import open_run
 from kinfolk.training.loader import BatchLoader
-from kinfolk.training.opened import open_run
 from kinfolk.training.train import train
 from tests.training.pairs_of import SMALL, write_pairs
 
@@ -63,7 +63,7 @@ def test_resumed_is_uninterrupted_and_trains_no_tokenizer_again(tmp_path: Path, 
     with pytest.raises(RuntimeError, match="power cut"):
         run_on(data, tmp_path / "cut")
     monkeypatch.setattr(CLIP, "forward", forward)
-    monkeypatch.setattr("kinfolk.training.towers.train_tokenizer", None)
+    monkeypatch.setattr("kinfolk.training.build.train_tokenizer", None)
     resumed = run_on(None, tmp_path / "cut", resume=True)
     one, other = (read_state(run.path / "towers.safetensors") for run in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -84,7 +84,7 @@ def test_begins_from_another_run(tmp_path: Path) -> None:
     opened = open_run(second.path)
     images, tokenizer = opened.data(), opened.towers().tokenizer
     config = opened.config.with_settings({"model.init": str(first.model)})
-    with pytest.warns(KinfolkWarning, match="head, text_encoder, text_head begin anew"):
+    with pytest.warns(KinfolkWarning, match="head, text_encoder, text_head start from random weights"):
         build_framework(config, images, tokenizer)
     moved = str(shutil.copy(first.path / "towers.safetensors", tmp_path))
     with pytest.warns(KinfolkWarning, match="give the tokenizer.json of its training as `text.tokenizer`"):

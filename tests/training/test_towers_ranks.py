@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from kinfolk.models import adapt, read_state
-from kinfolk.training import assemble
+from kinfolk.training import build as assemble
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.pairs_of import SMALL, write_pairs
 

@@ -15,11 +15,10 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.models.weights import load_encoder
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import InterruptedRunError, read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.keeper import InterruptedRunError
 from kinfolk.training.module import NonFiniteLossError, _buffers_outside_norms, _crashes_channels_last
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 
 TINY: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "head.out_size": 16, "views.preset": "mild", "views.size": 8}
@@ -129,7 +128,7 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
     assert "NaN" not in run.metrics.read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="needs labels"):
         tiny(x, tmp_path / "oracle", method="simclr+oracle")
-    with pytest.raises(UsageError, match=r"the data must have labels: simclr\+ring goes by the nearest-neighbour accuracy"):
+    with pytest.raises(UsageError, match=r"the data must have labels: simclr\+ring uses the nearest-neighbour accuracy"):
         tiny(x, tmp_path / "ring", method="simclr+ring", settings={"detector.anneal": "knn"})
     with pytest.raises(UsageError, match="`data` is required"):
         train(out=run.path, resume=True)
@@ -142,9 +141,9 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"method": "simclrr"}, "simclr"),
         ({"method": "simclr+glofn"}, "glofnd"),
         ({"method": "simclr+glofnd", "settings": {"detector.alpha": 2}}, r"`alpha` \(=2.0\) must be in \[0, 1\]"),
-        ({"method": "simclr+glofnd", "settings": {"detector.alhpa": 0.5}}, "did you mean `alpha`"),
+        ({"method": "simclr+glofnd", "settings": {"detector.alhpa": 0.5}}, "did you mean alpha"),
         ({"settings": {"detector.alpha": 0.5}}, r"simclr has no detector"),
-        ({"settings": {"framework.temprature": 0.5}}, "did you mean `temperature`"),
+        ({"settings": {"framework.temprature": 0.5}}, "did you mean temperature"),
         ({"settings": {"framework.temperature": -1}}, "`temperature`"),
         ({"settings": {"views.preset": "simcrl"}}, "simclr"),
         ({"settings": {"views.options.flipp": 1}}, "flip"),
@@ -153,7 +152,7 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"settings": {"trainer.loggers": ["mlflow"]}}, "mlflow"),
         ({"method": "simclr+ring", "settings": {"detector.anneal": "knn", "knn.every": 0}}, r"`knn\.every` \(=0\) must be at least 1"),
         ({"method": "simclr+ifnd", "settings": {"detector.num_clusters": [64]}}, r"`num_clusters` \(=64\) must be .* below .* \(64\)"),
-        ({"recipe": "simclr-cpuu"}, "did you mean `simclr-cpu`"),
+        ({"recipe": "simclr-cpuu"}, "did you mean simclr-cpu"),
         ({"resume": True, "overwrite": True}, "exclude each other"),
     ],
 )

@@ -1,6 +1,6 @@
-"""The audit: which samples of any embedding would be false negatives of each other."""
+"""The audit finds, in any embedding, the samples that would be false negatives of each other."""
 
-from kinfolk.auditing.conduct import audit
 from kinfolk.auditing.result import Audit
+from kinfolk.auditing.run_audit import audit
 
 __all__ = ["Audit", "audit"]

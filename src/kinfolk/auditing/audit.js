@@ -1,4 +1,4 @@
-// What only the audit shows: groups of duplicates, and hubs.
+// Sections that only the audit has: groups of duplicates, doubtful labels, outliers and hubs.
 (() => {
   const shown = page.read("gallery");
   const groups = document.getElementById("group-cards");
@@ -10,6 +10,10 @@
     card.append(page.make("h3", "", `${group.kind}, ${group.size} samples${more}`), members);
     return card;
   }));
+  for (const [id, rows] of [["mislabel-cards", shown.mislabels], ["outlier-cards", shown.outliers]]) {
+    const place = document.getElementById(id);
+    if (place) place.append(...rows.map(([i, note]) => page.sample(i, note)));
+  }
   const hubs = document.getElementById("hub-cards");
   if (hubs) hubs.append(...shown.hubs.map(([i, number, times]) => page.sample(i, `${number} anchors, ${times}×`)));
 })();

@@ -1,4 +1,4 @@
-"""What an audit found, and how it is written down.
+"""The result of an audit, and the files it is written to.
 
 Dimension key: N data set, P listed pairs.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,29 +16,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kinfolk.auditing.alpha import BatchLine, Survey
 from kinfolk.auditing.approximate import Check
-from kinfolk.auditing.features import Floats, Ints
-from kinfolk.auditing.suggest import BatchLine
-from kinfolk.auditing.survey import Survey
-from kinfolk.auditing.tables import replace, write_table
+from kinfolk.auditing.inputs import Floats, Ints
+from kinfolk.files import write_by_name
 
 if TYPE_CHECKING:
+    from kinfolk.auditing.thumbnails import Thumbnails
     from kinfolk.data.images import ImageData
 
 PAIR = np.dtype([("anchor", np.int64), ("kin", np.int64), ("similarity", np.float32), ("rank", np.int32)])
+TABLES = ("pairs", "groups", "hubs", "mislabels", "outliers")
 WRITTEN = (
     "thresholds.parquet",
-    "pairs.parquet",
-    "pairs.csv",
-    "groups.parquet",
-    "groups.csv",
-    "hubs.parquet",
-    "hubs.csv",
+    *(f"{name}.{kind}" for name in TABLES for kind in ("parquet", "csv")),
     "curve.csv",
     "summary.json",
     "audit.html",
 )
-"""What `save` may write into a folder."""
+"""Files that `save` may write into a folder."""
+SAMPLES = "kinfolk.samples"
+"""Key of the number of audited samples in the metadata of the Parquet files."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +45,27 @@ class Audit:
 
     Args:
         alpha: share of each sample's similarities that is flagged.
-        thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; what lies above it is flagged.
+        thresholds: (N,) the (1 − alpha) quantile of each sample's N − 1 similarities; similarities above it are flagged.
         pairs: (P,) rows of anchor, kin, similarity and rank (from 1, closest first): the flagged pairs, at most K for each anchor.
-        flagged: (N,) how many are flagged for each anchor, listed or not.
-        occurrence: (N,) of how many anchors each sample is kin.
-        alphas: (N,) each sample's own share, by the shape of its similarities; their mean is near alpha.
+        flagged: (N,) number of flagged pairs of each anchor, listed or not.
+        occurrence: (N,) number of anchors that flag each sample.
+        alphas: (N,) each sample's own share, from the distribution of its similarities; their mean is near alpha.
         groups: rows of group, sample, kind: duplicates and near-duplicates.
         hubs: rows of sample, occurrence, times_expected.
+        mislabels: rows of sample, label, suggested, agreement, own: likely label errors; empty without labels.
+        outliers: rows of sample, similarity, usual: samples that are unusually far from their nearest neighbours.
         suggested_alpha: the share of pairs that stands out.
+        suggested_range: 95 % confidence interval of suggested_alpha.
         best_alpha: the α with the highest F1 on the labels; None without labels.
         kin_share: share of pairs with equal labels; NaN without labels.
         precision, recall, f1: of all flagged pairs against the labels; NaN without labels.
-        batches: false negatives to be expected in a batch.
-        survey: a few anchors looked at in full; with labels, precision and recall along α.
-        check: how well an approximate audit agrees with exact values; None for an exact one.
-        labels, classes: (N,) labels, −1 where unknown, and the classes' names, where given.
-        names: of the samples, for the page.
+        batches: expected false negatives in a batch.
+        survey: statistics of some anchors; with labels, precision and recall along α.
+        verified: whether near-duplicates were verified by their pixels.
+        check: agreement of an approximate audit with exact values; None for an exact one.
+        labels, classes: (N,) labels, −1 where unknown, and the names of the classes, if given.
+        keys: (N,) names of the samples, such as file names, if given.
+        texts: (N,) texts of the samples, if given.
     """
 
     alpha: float
@@ -72,7 +76,10 @@ class Audit:
     alphas: Floats
     groups: NDArray[Any]
     hubs: NDArray[Any]
+    mislabels: NDArray[Any]
+    outliers: NDArray[Any]
     suggested_alpha: float
+    suggested_range: tuple[float, float]
     best_alpha: float | None
     kin_share: float
     precision: float
@@ -80,10 +87,12 @@ class Audit:
     f1: float
     batches: tuple[BatchLine, ...]
     survey: Survey = field(repr=False)
+    verified: bool = False
     check: Check | None = None
     labels: Ints | None = field(default=None, repr=False)
     classes: list[str] | None = field(default=None, repr=False)
-    names: list[str] | None = field(default=None, repr=False)
+    keys: Sequence[str] | None = field(default=None, repr=False)
+    texts: Sequence[str] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.thresholds)
@@ -94,7 +103,9 @@ class Audit:
         return f"<Audit: {found}{judged}>"
 
     def summary(self) -> dict[str, Any]:
-        """The figures of summary.json."""
+        """The contents of summary.json."""
+        from kinfolk.auditing.verdict import verdict
+
         figures = {
             "samples": len(self),
             "alpha": self.alpha,
@@ -103,6 +114,7 @@ class Audit:
             "flagged_pairs": int(self.flagged.sum()),
             "listed_pairs": len(self.pairs),
             "suggested_alpha": self.suggested_alpha,
+            "suggested_range": list(self.suggested_range),
             "best_alpha": self.best_alpha,
             "kin_share": self.kin_share,
             "precision": self.precision,
@@ -111,37 +123,112 @@ class Audit:
             "surveyed_anchors": len(self.survey.anchors),
             "duplicate_groups": self.num_groups("duplicate"),
             "near_duplicate_groups": self.num_groups("near-duplicate"),
+            "near_duplicates_verified": self.verified,
             "hubs": len(self.hubs),
+            "mislabels": len(self.mislabels),
+            "outliers": len(self.outliers),
             "batches": [asdict(line) for line in self.batches],
+            "verdict": verdict(self).sentences,
         }
         return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in figures.items()}
 
     def num_groups(self, kind: str) -> int:
-        """How many groups there are of a kind: "duplicate" or "near-duplicate"."""
+        """Number of groups of a kind: "duplicate" or "near-duplicate"."""
         return len(np.unique(self.groups["group"][self.groups["kind"] == kind]))
 
-    def save(self, folder: str | os.PathLike[str], images: ImageData | None = None) -> Path:
-        """Writes tables, summary and page into `folder`, over those of an earlier audit; `images` gives the page its pictures."""
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its number as text; empty for an unknown label."""
+        return "" if label < 0 else self.classes[label] if self.classes else str(label)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        images: ImageData | Thumbnails | None = None,
+        *,
+        data: str | None = None,
+        encoder: str | None = None,
+    ) -> Path:
+        """Writes tables, summary and page into `folder`, replacing those of an earlier audit.
+
+        Args:
+            folder: is created if it is missing.
+            images: images of the samples for the page.
+            data: where the samples come from, for the command that the page suggests.
+            encoder: what computed the features, for the page.
+        """
         from kinfolk.auditing.page import write_page
 
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         ids = np.arange(len(self), dtype=np.int64)
-        of_samples: dict[str, NDArray[Any]] = {
+        of_samples: dict[str, Any] = {
             "id": ids,
             "threshold": self.thresholds,
             "flagged": self.flagged,
             "occurrence": self.occurrence,
             "alpha": self.alphas,
         }
-        write_table(of_samples, out / "thresholds.parquet")
-        for name, rows in (("pairs", self.pairs), ("groups", self.groups), ("hubs", self.hubs)):
-            write_table({column: rows[column] for column in rows.dtype.names or ()}, out / f"{name}.parquet", out / f"{name}.csv")
+        self._write(of_samples | self._keys("key", ids), out / "thresholds.parquet")
+        for name in TABLES:
+            columns = self._columns(name)
+            if columns is None:
+                for kind in ("parquet", "csv"):
+                    (out / f"{name}.{kind}").unlink(missing_ok=True)
+            else:
+                self._write(columns, out / f"{name}.parquet", out / f"{name}.csv")
         points = [asdict(point) for point in self.survey.curve]
         if points:
-            write_table({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
+            self._write({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
         else:
             (out / "curve.csv").unlink(missing_ok=True)
-        replace(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
-        replace(out / "audit.html", lambda path: write_page(self, path, images))
+        write_by_name(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
+        write_by_name(out / "audit.html", lambda path: write_page(self, path, images, out=out, data=data, encoder=encoder))
         return out
+
+    def _columns(self, name: str) -> dict[str, Any] | None:
+        """The columns of a table, with the keys of its samples; None for a table that this audit does not have."""
+        rows: NDArray[Any] = getattr(self, name)
+        columns: dict[str, Any] = {column: rows[column] for column in rows.dtype.names or ()}
+        if name == "pairs":
+            return columns | self._keys("anchor_key", rows["anchor"]) | self._keys("kin_key", rows["kin"])
+        if name == "mislabels":
+            if self.labels is None:
+                return None
+            columns |= {each: [self.class_name(int(label)) for label in rows[each]] for each in ("label", "suggested")}
+        return columns | self._keys("key", rows["sample"])
+
+    def _keys(self, column: str, ids: NDArray[np.int64]) -> dict[str, Any]:
+        """The keys of samples as a column; empty if the samples have no keys."""
+        if self.keys is None:
+            return {}
+        import pyarrow as pa
+
+        return {column: pa.array([as_utf8(key) for key in self.keys], pa.string()).take(pa.array(ids))}
+
+    def _write(self, columns: dict[str, Any], parquet: Path | None, csv: Path | None = None) -> None:
+        """Writes columns of one length as Parquet, as CSV, or as both."""
+        import pyarrow as pa
+        import pyarrow.csv as pc
+        import pyarrow.parquet as pq
+
+        arrays = {name: values if isinstance(values, pa.Array) else _as_array(values) for name, values in columns.items()}
+        table = pa.table(arrays)
+        if parquet is not None:
+            noted = table.replace_schema_metadata({SAMPLES: str(len(self))})
+            write_by_name(parquet, lambda path: pq.write_table(noted, path))
+        if csv is not None:
+            write_by_name(csv, lambda path: pc.write_csv(table, path))
+
+
+def _as_array(values: NDArray[Any] | list[str]) -> Any:
+    """An Arrow array; texts also where there are no rows."""
+    import pyarrow as pa
+
+    if isinstance(values, list) or values.dtype.kind == "U":
+        return pa.array(list(values), pa.string())
+    return pa.array(values)
+
+
+def as_utf8(key: str) -> str:
+    """A key that every table can store; bytes that are not valid Unicode are escaped."""
+    return key.encode("utf-8", "backslashreplace").decode()

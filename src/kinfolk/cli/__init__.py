@@ -1,6 +1,6 @@
-"""The command line: `kinfolk VERB`, one file for each verb.
+"""The command line `kinfolk COMMAND`, with one file per command.
 
-Nothing heavy is imported before a verb runs, so that help comes at once.
+Heavy modules are imported only when a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kinfolk.cli.app import app
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
 from kinfolk.files import why_failed
-from kinfolk.foreign import printable
 
-FAILURE, WRONG_USE, INTERRUPTED = 1, 2, 130
+FAILURE, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and leaves with its exit code: 0, 1 for a failure, 2 for wrong use, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Runs the command and exits with its code: 0 for success, 1 for a failure, 2 for a usage error, 130 for Ctrl-C, 143 for SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     warnings.showwarning = _warn
     try:
         app(words, prog_name="kinfolk")
         sys.exit(0)
-    except SystemExit as left:
-        if left.code == INTERRUPTED:
+    except SystemExit as exit_:
+        if exit_.code == INTERRUPTED:
             _interrupted("ended by Ctrl-C.")
         raise
     except KeyboardInterrupt:
@@ -40,37 +39,37 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if number is not None:
             _interrupted(str(error))
             sys.exit(128 + int(number))
-        _explain(error, str(error), debug)
-        sys.exit(WRONG_USE if isinstance(error, UsageError) else FAILURE)
+        _print_error(error, str(error), debug)
+        sys.exit(USAGE_ERROR if isinstance(error, UsageError) else FAILURE)
     except Exception as error:
         what = why_failed(error)
-        _explain(error, what if debug else f"{what.rstrip('.')}. Run again with --debug to see where.", debug)
+        _print_error(error, what if debug else f"{what.rstrip('.')}. Run again with --debug to see the traceback.", debug)
         sys.exit(FAILURE)
 
 
 def _interrupted(message: str) -> None:
-    """Whoever presses Ctrl-C again meanwhile neither loses the message nor changes the exit code."""
+    """Prints the message. Further Ctrl-C is ignored, so that it changes neither the message nor the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say("Interrupted", message)
+    _print("Interrupted", message)
 
 
 def _warn(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
 ) -> None:
     if issubclass(category, KinfolkWarning):
-        _say("Warning", str(message))
+        _print("Warning", str(message))
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
-def _explain(error: BaseException, message: str, debug: bool) -> None:
+def _print_error(error: BaseException, message: str, debug: bool) -> None:
     if debug:
         sys.stderr.write("".join(traceback.format_exception(error)))
-    _say("Error", message)
+    _print("Error", message)
 
 
-def _say(head: str, message: str) -> None:
-    """One message on stderr; nothing in it is taken for markup, and no line is broken where a program reads it."""
+def _print(head: str, message: str) -> None:
+    """Prints one message on stderr, without markup. Lines are wrapped only in a terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The verbs put together, and what stands before any of them: `--version`, `--help`, `--debug`."""
+"""The `kinfolk` application: all commands, and the options `--version`, `--help` and `--debug`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, cnce, compare, data, embed, eval, export, methods, report, train
+from kinfolk.cli import audit, compare, data, embed, eval, export, methods, report, train
 from kinfolk.cli.options import FLAG, examples
+from kinfolk.cnce import command as cnce
 
 app = typer.Typer(
     name="kinfolk",
@@ -31,26 +32,27 @@ def _show_version(wanted: bool) -> None:
     epilog=examples(
         "kinfolk train --data photos/ --out runs/photos --method simclr",
         "kinfolk eval runs/photos --data labelled/ --labels-from-folders",
-        "kinfolk VERB --help",
+        "kinfolk COMMAND --help",
     )
 )
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", metavar=FLAG, help="Show the version and leave.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", metavar=FLAG, help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", metavar=FLAG, help="Show the traceback of an error.")] = False,
 ) -> None:
     """Contrastive representation learning that knows its false negatives."""
 
 
-LEARN, LOOK = "Learn", "Look"
-app.command("train", rich_help_panel=LEARN, epilog=train.EPILOG)(train.train)
-app.command("eval", rich_help_panel=LEARN, epilog=eval.EPILOG)(eval.evaluate)
-app.command("embed", rich_help_panel=LEARN, epilog=embed.EPILOG)(embed.embed)
-app.command("export", rich_help_panel=LEARN, epilog=export.EPILOG)(export.export)
-app.command("compare", rich_help_panel=LOOK, epilog=compare.EPILOG)(compare.compare)
-app.command("audit", rich_help_panel=LOOK, epilog=audit.EPILOG)(audit.audit)
-app.command("report", rich_help_panel=LOOK, epilog=report.EPILOG)(report.report)
-app.command("data", rich_help_panel=LOOK, epilog=data.EPILOG)(data.data)
-app.command("methods", rich_help_panel=LOOK, epilog=methods.EPILOG)(methods.methods)
-app.command("cnce", rich_help_panel=LOOK, epilog=cnce.EPILOG)(cnce.cnce)
+TRAIN, INSPECT = "Train and use", "Inspect"
+app.command("train", rich_help_panel=TRAIN, epilog=train.EPILOG)(train.train)
+app.command("eval", rich_help_panel=TRAIN, epilog=eval.EPILOG)(eval.evaluate)
+app.command("embed", rich_help_panel=TRAIN, epilog=embed.EPILOG)(embed.embed)
+app.command("export", rich_help_panel=TRAIN, epilog=export.EPILOG)(export.export)
+app.command("compare", rich_help_panel=INSPECT, epilog=compare.EPILOG)(compare.compare)
+app.command("audit", rich_help_panel=INSPECT, epilog=audit.EPILOG)(audit.audit)
+app.command("advise", rich_help_panel=INSPECT, epilog=audit.ADVISE_EPILOG)(audit.advise)
+app.command("report", rich_help_panel=INSPECT, epilog=report.EPILOG)(report.report)
+app.command("data", rich_help_panel=INSPECT, epilog=data.EPILOG)(data.data)
+app.command("methods", rich_help_panel=INSPECT, epilog=methods.EPILOG)(methods.methods)
+app.command("cnce", rich_help_panel=INSPECT, epilog=cnce.EPILOG)(cnce.cnce)

@@ -1,94 +1,209 @@
-"""`kinfolk audit`: the false negatives of any embedding."""
+"""`kinfolk audit` finds the false negatives of any embedding, and `kinfolk advise` says what to do about them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, RUNNING, Debug, LabelsFromFolders, Workers, examples
+from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, Workers, examples
 from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:
     from kinfolk.auditing import Audit
-    from kinfolk.data.images import ImageData
+    from kinfolk.auditing.audit_input import AuditInput
 
 FINDING = "Finding"
 EPILOG = examples(
-    "kinfolk audit features.npy --out audit/",
+    "kinfolk audit photos/ --out audit/",
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
     "kinfolk audit runs/photos --out audit/",
+    "kinfolk audit sentences.csv --texts sentences.txt",
     "kinfolk train --data photos/ --out runs/clean --method simclr+known --known-kin audit/pairs.parquet",
 )
+ADVISE_EPILOG = examples(
+    "kinfolk advise photos/", "kinfolk advise photos/ --guide timm/resnet50", "kinfolk advise photos/ --guide runs/first"
+)
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", rich_help_panel=DATA)]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labels: .npy, .npz, .txt, or the column `label` of .csv, .tsv, .parquet, joined by a column such as `key` or `file`.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+Alpha = Annotated[float, typer.Option("--alpha", metavar="X", help="Share of each sample's similarities to flag.", rich_help_panel=FINDING)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the audit in --out.", rich_help_panel=RUNNING)]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        "--epochs", metavar="N", min=1, help="Epochs of the short training. [dim]Default: by the number of images.[/]", show_default=False
+    ),
+]
 
 
 def audit(
     features: Annotated[
-        Path, typer.Argument(metavar="FEATURES", help=".npy, .npz, .parquet or .safetensors (N × D), or a run folder.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="FEATURES|RUN|IMAGES",
+            help="Features (.npy, .npz, .csv, .parquet, .safetensors, .pt), a run folder, or a folder of images.",
+            show_default=False,
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", rich_help_panel=DATA)] = Path("audit"),
+    out: Out = Path("audit"),
     images: Annotated[
         str | None,
         typer.Option(
-            "--images", metavar="DIR|TABLE", help="Pictures of the samples, in the rows' order.", rich_help_panel=DATA, show_default=False
+            "--images",
+            metavar="DIR|TABLE",
+            help="Images of the rows of a file of features, in their order.",
+            rich_help_panel=DATA,
+            show_default=False,
         ),
     ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(help="A label for each row: .npy, .npz, .csv, .tsv, .parquet or .txt.", rich_help_panel=DATA, show_default=False),
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|NAME",
+            help="Embeds a folder of images: a run, or torchvision/NAME, timm/NAME. [dim]Default: a small encoder, trained briefly.[/]",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
     ] = None,
+    labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
-    key: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Array or column, where the file has several.", rich_help_panel=DATA)
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Names of the rows: .txt, or the column `key` of a table.", rich_help_panel=DATA, show_default=False),
     ] = None,
-    alpha: Annotated[
-        float, typer.Option("--alpha", metavar="X", help="Share of each sample's similarities to flag.", rich_help_panel=FINDING)
-    ] = 0.01,
+    texts: Annotated[
+        Path | None,
+        typer.Option(help="Texts of the rows: .txt, or the column `text` of a table.", rich_help_panel=DATA, show_default=False),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the features in a file with several arrays.", rich_help_panel=DATA)
+    ] = None,
+    alpha: Alpha = 0.01,
     pairs: Annotated[
-        int, typer.Option("--pairs", metavar="K", help="Flagged pairs to list for each anchor, at most.", rich_help_panel=FINDING)
+        int, typer.Option("--pairs", metavar="K", help="Largest number of flagged pairs to list for each anchor.", rich_help_panel=FINDING)
     ] = 10,
+    near: Annotated[
+        float,
+        typer.Option(
+            "--near",
+            metavar="X",
+            help="Near-duplicates without images: largest distance, relative to the median nearest neighbour.",
+            rich_help_panel=FINDING,
+        ),
+    ] = 0.1,
     batch_sizes: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Batch sizes to expect false negatives for.", rich_help_panel=FINDING)
+        str, typer.Option(metavar="N,N,…", help="Batch sizes to estimate false negatives for.", rich_help_panel=FINDING)
     ] = "64,128,256,512,1024,4096",
-    search: Annotated[str, typer.Option(help="exact, approximate, or auto: exact up to 200,000.", rich_help_panel=FINDING)] = "auto",
+    search: Annotated[
+        str, typer.Option(help="exact, approximate, or auto (exact up to 200,000 samples).", rich_help_panel=FINDING)
+    ] = "auto",
+    epochs: Epochs = None,
     workers: Workers = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the audit in --out.", rich_help_panel=RUNNING)
-    ] = False,
+    overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
     """Find the samples that would be false negatives of each other, in any embedding.
 
-    Writes thresholds, pairs, duplicates, hubs and a page to look at; nothing is trained.
+    Writes pairs, thresholds, duplicates, likely label errors, outliers, hubs and a page. A folder of images is embedded first, by
+    --encoder or by a small encoder that is trained on it briefly.
     """
     from kinfolk.auditing import audit as run_audit
-    from kinfolk.auditing.labels import read_labels
-    from kinfolk.auditing.material import features_and_images
+    from kinfolk.auditing.audit_input import open_input
+
+    _check_out(out, overwrite)
+    if labels_from_folders and images is None and not Path(features).is_dir():
+        raise UsageError("--labels-from-folders needs --images or a folder of images, whose folders are the classes")
+    sizes = _sizes(batch_sizes)
+    with open_input(
+        features,
+        images=images,
+        encoder=encoder,
+        encoder_out=out / "encoder",
+        labels=labels,
+        keys=keys,
+        texts=texts,
+        key=key,
+        labels_from_folders=labels_from_folders,
+        epochs=epochs,
+        workers=workers,
+    ) as found:
+        result = run_audit(
+            found.features,
+            alpha,
+            found.labels,
+            pairs=pairs,
+            key=key,
+            keys=found.keys,
+            texts=found.texts,
+            images=found.images,
+            search=search,  # type: ignore[arg-type]
+            near=near,
+            batch_sizes=sizes,
+            progress=True,
+        )
+        _save(result, out, found)
+
+
+def advise(
+    data: Annotated[str, typer.Argument(metavar="DATA", help=SOURCE_HELP, show_default=False)],
+    out: Out = Path("advice"),
+    guide: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|NAME",
+            help="Encoder to judge by: a run, or torchvision/NAME, timm/NAME. [dim]Default: a small encoder, trained briefly.[/]",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
+    ] = None,
+    labels: Labels = None,
+    labels_from_folders: LabelsFromFolders = False,
+    alpha: Alpha = 0.01,
+    epochs: Epochs = None,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Say whether false negatives matter in your data, and which command to run next.
+
+    Embeds the images by --guide or by a small encoder that is trained on them briefly, audits the embedding, and prints a verdict.
+    """
+    from kinfolk.auditing import audit as run_audit
+    from kinfolk.auditing.audit_input import open_input
+
+    _check_out(out, overwrite)
+    encoder = str(guide) if guide is not None else None
+    with open_input(
+        data,
+        encoder=encoder,
+        encoder_out=out / "encoder",
+        labels=labels,
+        labels_from_folders=labels_from_folders,
+        epochs=epochs,
+        workers=workers,
+        as_images=True,
+    ) as found:
+        result = run_audit(found.features, alpha, found.labels, keys=found.keys, images=found.images, progress=True)
+        _save(result, out, found)
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
     from kinfolk.auditing.result import WRITTEN
 
     existing = [name for name in WRITTEN if (out / name).exists()]
     if existing and not overwrite:
-        raise UsageError(f"{out / existing[0]} exists; give another --out, or --overwrite to replace the audit")
+        raise UsageError(f"{out / existing[0]} exists; choose another folder with --out, or replace the audit with --overwrite")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out (={out}) is a file; give a folder")
-    if labels_from_folders and images is None:
-        raise UsageError("--labels-from-folders needs --images: the folders are those of the pictures")
-    sizes = _sizes(batch_sizes)
-    given: Any = None if labels is None else read_labels(labels)
-    with features_and_images(features, images, labels_from_folders, workers) as material:
-        found = run_audit(
-            material.features,
-            alpha,
-            material.labels if given is None else given,
-            pairs=pairs,
-            key=key,
-            names=material.names,
-            search=search,  # type: ignore[arg-type]
-            batch_sizes=sizes,
-            progress=True,
-        )
-        _save(found, out, material.images)
 
 
 def _sizes(text: str) -> list[int]:
@@ -98,20 +213,25 @@ def _sizes(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _save(found: Audit, out: Path, images: ImageData | None) -> None:
+def _save(found: Audit, out: Path, given: AuditInput) -> None:
     from rich.text import Text
 
     from kinfolk.auditing.page import lead, tiles
-    from kinfolk.cli.console import plain_table, screen
-    from kinfolk.foreign import printable
+    from kinfolk.auditing.verdict import verdict
+    from kinfolk.cli.options import plain_table, screen
+    from kinfolk.errors import printable
 
-    found.save(out, images)
+    found.save(out, given.thumbnails, data=given.data, encoder=given.encoder)
     console = screen()
-    console.print(Text(printable(lead(found))), soft_wrap=False)
+    console.print(Text(printable(lead(found, given.encoder))), soft_wrap=False)
     table = plain_table("", "", "", right=())
     table.show_header = False
     for label, value, note in tiles(found):
         table.add_row(Text(printable(label)), Text(printable(value), "bold"), Text(printable(note), "dim"))
     console.print(table, soft_wrap=False)
+    decided = verdict(found, out=out, data=given.data)
+    for sentence in decided.sentences:
+        console.print(Text(printable(sentence)), soft_wrap=False)
+    console.print(f"\nNext: {decided.command}", markup=False)
     console.print(f"Page: {out / 'audit.html'}", markup=False)
-    console.print(f"Pairs: {out / 'pairs.parquet'}, for `kinfolk train --method simclr+known --known-kin`", markup=False)
+    console.print(f"Pairs: {out / 'pairs.parquet'} (for `kinfolk train --method simclr+known --known-kin`)", markup=False)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kinfolk.comparing import Comparison
-    from kinfolk.comparing.render import Column
+    from kinfolk.comparing.table import Column
 
 FORMATS = ("table", "csv", "markdown", "latex")
 EPILOG = examples(
@@ -57,7 +57,7 @@ def compare(
     gap closed: (method − base) / (oracle − base).
     """
     _check(format, out, overwrite)
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
     from kinfolk.comparing import compare as compare_runs
 
     names = None if columns is None else columns.split(",")
@@ -86,7 +86,7 @@ def _show(found: Comparison, console: Console) -> None:
     """One table where the screen is wide enough, else one for each section, in parts that fit."""
     from rich.text import Text
 
-    from kinfolk.foreign import printable
+    from kinfolk.errors import printable
 
     if _fits(found, found.columns, console):
         console.print(_table(found, found.columns), soft_wrap=False)
@@ -114,9 +114,9 @@ def _caption(found: Comparison) -> str:
 def _table(found: Comparison, columns: list[Column]) -> Table:
     from rich.text import Text
 
-    from kinfolk.cli.console import plain_table
-    from kinfolk.comparing.render import cell
-    from kinfolk.foreign import printable
+    from kinfolk.cli.options import plain_table
+    from kinfolk.comparing.table import cell
+    from kinfolk.errors import printable
 
     table = plain_table("method", *(column.head for column in columns), right=tuple(column.head for column in columns))
     for column in table.columns[1:]:

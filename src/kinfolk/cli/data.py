@@ -1,4 +1,4 @@
-"""`kinfolk data`: looks at a source without training."""
+"""`kinfolk data`: checks a data source without training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def data(
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """Read every picture of a source and show what is there: splits, classes, sizes, refused files."""
-    from kinfolk.data.prepare import prepare
-    from kinfolk.data.quarantine import write_quarantine
-    from kinfolk.data.sources import open_source
+    """Read every image of a source and show splits, classes, sizes and files that cannot be read."""
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare, write_quarantine
 
     opened = open_source(source, labels_from_folders=labels_from_folders)
     found = prepare(opened, image_size=32, workers=workers, cache_dir=None, progress=True)
@@ -44,9 +43,9 @@ def _show(found: ImageData) -> None:
 
     from rich.text import Text
 
-    from kinfolk.cli.console import plain_table, screen
+    from kinfolk.cli.options import plain_table, screen
     from kinfolk.data.captions import all_of
-    from kinfolk.foreign import shown
+    from kinfolk.errors import shown
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights
@@ -57,7 +56,7 @@ def _show(found: ImageData) -> None:
     if samples.captions is not None and samples.group_ids is not None:
         count = sum(len(all_of(caption)) for caption in samples.captions)
         groups = len(set(samples.group_ids.tolist()))
-        console.print(f"{count:,} captions, {groups:,} groups: what shares an image, a caption or a group is never a negative")
+        console.print(f"{count:,} captions, {groups:,} groups; samples that share an image, a caption or a group are never negatives")
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))
     for split, count in Counter(samples.splits).items():
         labels = samples.of(split).labels
@@ -79,7 +78,7 @@ def _show(found: ImageData) -> None:
 
 
 def _more(count: int, what: str) -> None:
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
 
     if count > MAX_ROWS:
         screen().print(f"… and {count - MAX_ROWS:,} more {what}", style="dim")

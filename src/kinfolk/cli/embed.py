@@ -1,7 +1,8 @@
-"""`kinfolk embed`: writes the encoder's features, or embeddings of augmented views, for use elsewhere."""
+"""`kinfolk embed`: writes the features of the encoder, or embeddings of augmented views, to files."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from kinfolk.data.images import ImageData
     from kinfolk.frameworks.base import Framework
-    from kinfolk.training.opened import OpenedRun
+    from kinfolk.training.load_run import OpenedRun
 
 EPILOG = examples(
     "kinfolk embed runs/photos --out features.npy",
@@ -29,73 +30,72 @@ EPILOG = examples(
 def embed(
     run: RunFolder,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write, .npy; the samples go beside it as .parquet.", show_default=False)
+        Path,
+        typer.Option(
+            "--out", "-o", help="File to write (.npy). A .parquet file with the samples is written next to it.", show_default=False
+        ),
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     views: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Write N augmented views, each to a file of its own: NAME-1.npy, …", show_default=False),
+        typer.Option(metavar="N", min=1, help="Write N augmented views to N files: NAME-1.npy, …", show_default=False),
     ] = None,
     projected: Annotated[
-        bool, typer.Option("--projected", metavar=FLAG, help="Write the unit-norm embeddings that the loss compares. Run's own data only.")
+        bool,
+        typer.Option(
+            "--projected", metavar=FLAG, help="Write the unit-norm embeddings that the loss compares. Only for the run's own data."
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the augmented views.")] = 0,
     workers: Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the files.", rich_help_panel=RUNNING)] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the encoder's features of every sample: float32, one row each.
+    """Write the features of every sample as a float32 array, one row per sample.
 
-    Row i of the array belongs to row i of the Parquet file, which holds id, key, split and label.
-    With --views, row i of every file is another augmented view of the same sample, as the training makes them.
+    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label.
+    With --views, row i of each file is a different augmented view of the same sample, drawn as in training.
     """
     if out.suffix != ".npy":
-        raise UsageError(f"--out (={out}) must end in .npy; the samples are written beside it as .parquet")
+        raise UsageError(f"--out (={out}) must end in .npy; the samples are written next to it as .parquet")
     table = out.with_suffix(".parquet")
     files = [out] if views is None else [out.with_name(f"{out.stem}-{number}.npy") for number in range(1, views + 1)]
     if not overwrite and (existing := [path for path in (*files, table) if path.exists()]):
         raise UsageError(f"{existing[0]} exists; give another --out, or --overwrite to replace it")
-    from kinfolk.cli.console import screen, tell_refused
-    from kinfolk.training.opened import open_run
-    from kinfolk.training.restored import restore
-    from kinfolk.training.towers import learns_from_text
+    import numpy as np
+
+    from kinfolk.cli.options import print_refused, screen
+    from kinfolk.files import write_atomically
+    from kinfolk.training.build import learns_from_text
+    from kinfolk.training.load_run import open_run, restore
 
     opened = open_run(run)
-    opened.encoder()  # a run without a model is refused before any image is read
+    opened.encoder()  # fails before any image is read if the run has no model
     if projected and learns_from_text(opened.config):
-        raise UsageError(f"--projected takes no run that learnt from captions, as {run} did with {opened.config.method}; leave it out")
+        raise UsageError(f"--projected does not support image–text runs, and {run} was trained with {opened.config.method}; leave it out")
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
-    tell_refused(images)
+    print_refused(images)
     framework = restore(opened.path, opened.config, images) if projected else None
     out.parent.mkdir(parents=True, exist_ok=True)
     for version, path in enumerate(files):
         features = _features(opened, images, framework, None if views is None else version, seed)
-        _write(path, features)
+        write_atomically(path, partial(np.save, arr=features))
     images.samples.to_parquet(table)
     named = ", ".join(str(path) for path in (*files, table))
     screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {named}", markup=False)
 
 
 def _features(opened: OpenedRun, images: ImageData, framework: Framework | None, version: int | None, seed: int) -> NDArray[np.float32]:
-    """(N, F) of the images as they are, or of the augmented view number `version`; with a framework (N, D), projected, of unit norm."""
+    """(N, F) features of the images, or of augmented view number `version`. With a framework: (N, D) projected unit-norm embeddings."""
     import numpy as np
     import torch
 
-    from kinfolk.evaluation.embed import embed as embed_all
-    from kinfolk.evaluation.whole import Augmented
+    from kinfolk.embedding import embed as embed_all
+    from kinfolk.evaluation.protocols import Augmented
 
     views = opened.views() if version is None else Augmented(opened.views(), seed, version)
     if framework is None:
         return opened.features(images, views=views, progress=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return np.asarray(embed_all(framework, images, views, device=device, progress=True, projected=True).numpy(), dtype=np.float32)
-
-
-def _write(path: Path, features: NDArray[np.float32]) -> None:
-    """Whole or not at all."""
-    import numpy as np
-
-    from kinfolk.files import write_atomically
-
-    write_atomically(path, lambda file: np.save(file, features))

@@ -1,4 +1,4 @@
-"""`kinfolk export`: the encoder for other software."""
+"""`kinfolk export` writes the encoder for other software."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ def export(
         Path | None,
         typer.Option("--out", "-o", help="File to write; for timm a folder. [dim]Default: in RUN/export/.[/]", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace what is there.", rich_help_panel=RUNNING)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar=FLAG, help="Replace an existing export.", rich_help_panel=RUNNING)
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the encoder for other software, under the names that it expects.
+    """Write the encoder for other software, under the parameter names it expects.
 
-    Without projection head and classifier. What was written is loaded there, where it is installed, and must give the same features.
-    torchvision, timm and detectron2 take ResNets with `--set model.stem=imagenet` and the usual width; safetensors and onnx any encoder.
+    The projection head and the classifier are left out. If the target package is installed, the export is loaded there and must return the
+    same features. torchvision, timm and detectron2 take ResNets trained with `--set model.stem=imagenet` and the usual width; safetensors
+    and onnx take any encoder.
     """
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
     from kinfolk.exporting import export as write
 
     found = write(run, format, out, overwrite=overwrite)

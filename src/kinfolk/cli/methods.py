@@ -1,4 +1,4 @@
-"""`kinfolk methods`: what can be composed."""
+"""`kinfolk methods`: lists frameworks, detectors, actions and recipes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ACTIONS = {
-    "eliminate": "left out of the denominator (the default)",
-    "attract": "taken for a positive as well",
-    "reweight": "kept in the denominator with a factor between 0 and 1",
+    "eliminate": "remove from the denominator (default)",
+    "attract": "use as an additional positive",
+    "reweight": "keep in the denominator with a weight between 0 and 1",
 }
 EPILOG = examples("kinfolk methods", "kinfolk train --method sogclr+glofnd:attract …")
 
@@ -22,38 +22,38 @@ def methods(debug: Debug = False) -> None:
     """List frameworks, detectors, actions and recipes, and how to compose them."""
     from rich.text import Text
 
-    from kinfolk.cli.console import screen
+    from kinfolk.cli.options import screen
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.training.recipes import recipe_names, recipe_summary
 
     console = screen()
     parts = ("name", "paper", "needs")
-    frameworks = [(name, kind.paper, kind.needs or "nothing more") for name, kind in FRAMEWORKS.items()]
+    frameworks = [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()]
     detectors = [
-        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind.paper, kind.needs or "nothing more")
+        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind.paper, kind.needs or "nothing")
         for name, kind in DETECTORS.items()
     ]
     recipes = [(name, recipe_summary(name)) for name in recipe_names()]
-    _list(console, "Frameworks", "where anchors and candidates come from", parts, frameworks)
-    _list(console, "Detectors", "who among the candidates is kin", parts, detectors)
-    _list(console, "Actions", "what follows from it", ("name", "what is done with kin"), ACTIONS.items())
-    _list(console, "Recipes", "ready configurations for --recipe", ("name", "what it is"), recipes)
+    _print_table(console, "Frameworks", "where anchors and candidates come from", parts, frameworks)
+    _print_table(console, "Detectors", "which candidates are kin (false negatives)", parts, detectors)
+    _print_table(console, "Actions", "what is done with kin", ("name", "effect"), ACTIONS.items())
+    _print_table(console, "Recipes", "complete configurations for --recipe", ("name", "description"), recipes)
     grammar = "framework[+detector[:variant][:action]]"
     compose = Text(f"Compose: {grammar}, as in simclr, sogclr+glofnd, moco+ring:learned or simclr+oracle:attract (which is SupCon)")
     compose.stylize("bold", 0, len("Compose:"))
     compose.highlight_words([grammar, "simclr,", "sogclr+glofnd", "moco+ring:learned", "simclr+oracle:attract"], "cyan")
     console.print(compose, soft_wrap=False)
-    console.print("Settings of the parts: --set framework.KEY=VALUE, --set detector.KEY=VALUE", markup=False, soft_wrap=False)
+    console.print("Settings of framework and detector: --set framework.KEY=VALUE, --set detector.KEY=VALUE", markup=False, soft_wrap=False)
 
 
-def _list(console: Console, title: str, question: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+def _print_table(console: Console, title: str, subtitle: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     from rich.text import Text
 
-    from kinfolk.cli.console import plain_table
+    from kinfolk.cli.options import plain_table
 
     table = plain_table(*columns)
     for name, *rest in rows:
         table.add_row(Text(name, "bold cyan"), *(Text(entry) for entry in rest))
-    console.print(Text.assemble((title, "bold"), (f": {question}", "dim")))
+    console.print(Text.assemble((title, "bold"), (f": {subtitle}", "dim")))
     console.print(table, soft_wrap=False)

@@ -1,4 +1,4 @@
-"""`kinfolk report`: writes the page of a run."""
+"""`kinfolk report` writes the page of a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ def report(
     data: RunsData = None,
     debug: Debug = False,
 ) -> None:
-    """Write RUN/report.html: what was run, curves, results, anchors with their kin, maps, views.
+    """Write RUN/report.html: settings, curves, results, anchors with their kin, embedding map and views.
 
-    One file that works from disk. It embeds up to 5,000 samples with the run's encoder for the map, and asks the detector of the last
-    checkpoint who is kin among them; where pictures or checkpoint can't be read, the page and the screen say so.
+    The page is one file that works from disk. Up to 5,000 samples are embedded with the run's encoder for the map, and the detector of the
+    last checkpoint is applied to them. If the images or the checkpoint can't be read, the page and the terminal give the reason.
     """
-    from kinfolk.cli.console import screen
-    from kinfolk.foreign import printable
+    from kinfolk.cli.options import screen
+    from kinfolk.errors import printable
     from kinfolk.report import write_report
-    from kinfolk.training.opened import open_run
+    from kinfolk.training.load_run import open_run
 
-    pictures = None if data is None else open_run(run).data(data, progress=True)
-    path = write_report(run, pictures, progress=True, tell=lambda text: screen().print(printable(text), markup=False))
+    images = None if data is None else open_run(run).data(data, progress=True)
+    path = write_report(run, images, progress=True, on_missing=lambda text: screen().print(printable(text), markup=False))
     screen().print(f"Report: {path}", markup=False, highlight=False)

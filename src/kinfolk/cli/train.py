@@ -1,4 +1,4 @@
-"""`kinfolk train`: learns an encoder from pictures."""
+"""`kinfolk train`: trains an encoder on images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, Workers, examples
 from kinfolk.errors import UsageError
 
-LEARNING = "Learning"
+TRAINING = "Training"
 EPILOG = examples(
     "kinfolk train --data digits --out runs/digits --epochs 20",
     "kinfolk train --data photos/ --out runs/photos --method sogclr+glofnd --set detector.alpha=0.02",
@@ -27,45 +27,54 @@ def train(
     image_size: Annotated[int | None, typer.Option(metavar="N", help="Side of the views in pixels.", rich_help_panel=DATA)] = None,
     method: Annotated[
         str | None,
-        typer.Option("--method", "-m", help="framework[+detector[:variant][:action]]; see `kinfolk methods`.", rich_help_panel=LEARNING),
+        typer.Option("--method", "-m", help="framework[+detector[:variant][:action]]; see `kinfolk methods`.", rich_help_panel=TRAINING),
     ] = None,
     known_kin: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Pairs of `kinfolk audit`, for +known: .parquet or .csv.", rich_help_panel=LEARNING, show_default=False
+            metavar="FILE", help="Pairs from `kinfolk audit` for +known (.parquet or .csv).", rich_help_panel=TRAINING, show_default=False
         ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Start from a recipe: a name, or a YAML file; with --method, at its settings.", rich_help_panel=LEARNING),
+        typer.Option(help="Start from a recipe: a name or a YAML file. --method replaces its method.", rich_help_panel=TRAINING),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=LEARNING)] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.", rich_help_panel=LEARNING)] = None,
+    model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=TRAINING)] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Number of epochs.", rich_help_panel=TRAINING)] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Samples per step, over all devices.", rich_help_panel=LEARNING)
+        int | None, typer.Option(metavar="N", help="Samples per step, over all devices.", rich_help_panel=TRAINING)
     ] = None,
-    lr: Annotated[float | None, typer.Option(metavar="X", help="Learning rate before scaling.", rich_help_panel=LEARNING)] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help="Temperature of the loss.", rich_help_panel=LEARNING)] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.", rich_help_panel=LEARNING)] = None,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="Learning rate before scaling.", rich_help_panel=TRAINING)] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="Temperature of the loss.", rich_help_panel=TRAINING)] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.", rich_help_panel=TRAINING)] = None,
     init: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Weights to begin from: .safetensors or a state dict.", rich_help_panel=LEARNING, show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Initial weights: .safetensors or a state dict.", rich_help_panel=TRAINING, show_default=False),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.", rich_help_panel=LEARNING)
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting. Can be repeated.", rich_help_panel=TRAINING)
     ] = None,
     devices: Annotated[str | None, typer.Option(help="Number of devices, or auto.", rich_help_panel=RUNNING)] = None,
     num_nodes: Annotated[int | None, typer.Option(metavar="N", help="Number of machines.", rich_help_panel=RUNNING)] = None,
-    strategy: Annotated[str | None, typer.Option(help="Lightning's strategy, e.g. ddp.", rich_help_panel=RUNNING)] = None,
+    strategy: Annotated[str | None, typer.Option(help="Lightning strategy, e.g. ddp.", rich_help_panel=RUNNING)] = None,
     precision: Annotated[str | None, typer.Option(help="auto, 32, bf16-mixed, 16-mixed.", rich_help_panel=RUNNING)] = None,
     compile: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="The loss through torch.compile; by default on a GPU.", rich_help_panel=RUNNING),
+        typer.Option(
+            "--compile/--no-compile", help="Compile the loss with torch.compile. Default: only on a GPU.", rich_help_panel=RUNNING
+        ),
+    ] = None,
+    compile_encoder: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile-encoder/--no-compile-encoder",
+            help="Compile the encoder with torch.compile. [dim]Default: on a GPU.[/]",
+            rich_help_panel=RUNNING,
+            show_default=False,
+        ),
     ] = None,
     workers: Workers = None,
-    resume: Annotated[bool, typer.Option("--resume", metavar=FLAG, help="Go on with the run in --out.", rich_help_panel=RUNNING)] = False,
+    resume: Annotated[bool, typer.Option("--resume", metavar=FLAG, help="Continue the run in --out.", rich_help_panel=RUNNING)] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the run in --out.", rich_help_panel=RUNNING)
     ] = False,
@@ -74,14 +83,16 @@ def train(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Learn an encoder from pictures.
+    """Train an encoder on images.
 
-    Labels are not trained on, unless the method is an oracle: they serve the kNN accuracy and the count of false negatives.
+    Labels are used only for the kNN accuracy and the false-negative metrics, unless the method has the oracle detector.
     """
     if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other; give one of them")
+        raise UsageError("--resume and --overwrite exclude each other; give only one")
     if known_kin is not None and (method is None or "+known" not in method.lower()) and not (method is None and (resume or recipe)):
-        raise UsageError(f"--known-kin needs a method that takes it, as in --method {(method or 'simclr').partition('+')[0]}+known")
+        raise UsageError(
+            f"--known-kin needs a method with the detector `known`, such as --method {(method or 'simclr').partition('+')[0]}+known"
+        )
     flags: dict[str, Any] = {
         "detector.pairs": None if known_kin is None else str(known_kin),
         "data.labels_from_folders": labels_from_folders or None,
@@ -96,9 +107,10 @@ def train(
         "trainer.strategy": strategy,
         "trainer.precision": precision,
         "trainer.compile": compile,
+        "trainer.compile_encoder": compile_encoder,
     }
     from kinfolk.api import train as train_run
-    from kinfolk.training.keys import parse_settings
+    from kinfolk.training.config import parse_settings
 
     given = {key: value for key, value in flags.items() if value is not None} | parse_settings(settings or [])
     run = train_run(
@@ -115,6 +127,6 @@ def train(
         report=not no_report,
     )
     if run.rank == 0 and not no_report:
-        from kinfolk.cli.console import screen
+        from kinfolk.cli.options import screen
 
         screen().print(f"Report: {run.path / 'report.html'}", markup=False)

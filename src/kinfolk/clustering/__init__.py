@@ -1,10 +1,8 @@
 """Clusterings of all samples: once per epoch, or refined with every batch."""
 
-from kinfolk.clustering.conform import conforming
 from kinfolk.clustering.dbscan import dbscan
-from kinfolk.clustering.hierarchy import Hierarchy
+from kinfolk.clustering.hierarchy import Hierarchy, conforming
 from kinfolk.clustering.kmeans import Clusters, kmeans
-from kinfolk.clustering.labels import ClusterLabels
-from kinfolk.clustering.offline import dbscan_levels, kmeans_levels
+from kinfolk.clustering.labels import ClusterLabels, dbscan_levels, kmeans_levels
 
 __all__ = ["ClusterLabels", "Clusters", "Hierarchy", "conforming", "dbscan", "dbscan_levels", "kmeans", "kmeans_levels"]

@@ -4,6 +4,10 @@ scikit-learn's keeps all neighbours of all samples, a good part of N² at a radi
 blocks, twice: once to count neighbours, once to join the core samples. The time is that of two products of N × N × D.
 
 Dimension key: N samples, D features, R radii, b rows of a block.
+
+Radii for DBSCAN that fit the data: by distances to the k-th neighbour (Ester et al., KDD 1996, section 4.2), without a giant cluster.
+
+Dimension key: N samples, n of them that are looked at, D features, R radii, b rows of a block.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kinfolk.stores.per_sample import Exact
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -101,3 +107,136 @@ def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tens
     component = torch.from_numpy(connected_components(graph, directed=False)[1]).to(part_N.device, torch.int64)
     first = torch.full_like(part_N, len(part_N)).scatter_reduce(0, component, torch.arange(len(part_N), device=part_N.device), "amin")
     return first[component[part_N]]
+
+
+_radii_BLOCK_ELEMENTS = 1 << 22
+_LOOKED_AT = 1 << 14
+"""Samples whose neighbours are counted, evenly spread: enough for a hundredth of them."""
+_FOLLOWED = 1 << 11
+"""The same, for radii that follow: with every epoch, so that its steps pay no more for a larger data set."""
+LARGEST = 0.1
+"""The share of all samples that no cluster may exceed."""
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
+"""Shares of the samples that are cores, among which one is found by halving."""
+
+
+class Radii(Exact):
+    """The radii of the levels 2 … H of a hierarchy: given, or fitted to the features it starts from.
+
+    Args:
+        levels: H.
+        given: one for each of the levels 2 … H, growing; None: to be fitted.
+        min_samples: of DBSCAN.
+
+    State: `fitted` (H − 1,), 0 where they are given or not fitted yet; `shares` (H − 1,) of the samples that were cores then; the `epoch`
+    the radii are of.
+    """
+
+    fitted: Tensor
+    shares: Tensor
+    epoch: Tensor
+
+    def __init__(self, levels: int, given: Sequence[float] | None, min_samples: int) -> None:
+        super().__init__()
+        self.given, self.min_samples = None if given is None else tuple(given), min_samples
+        if self.given is not None and len(self.given) != levels - 1:
+            raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}")
+        check_dbscan(self.given or (), min_samples)
+        self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
+        self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))
+        self.register_buffer("epoch", torch.tensor(-1, dtype=torch.int32))
+
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """The radii; None before they are fitted."""
+        if self.given is not None:
+            return self.given
+        return tuple(self.fitted.tolist()) if self.fitted.all() else None
+
+    def fit(self, features: Tensor) -> tuple[float, ...]:
+        """Those for (N, D) features of all samples; writes them where they are not given."""
+        if self.given is not None:
+            return self.given
+        distance_n = _core_distances(features, self.min_samples, _LOOKED_AT)
+        radii = _fitting(features, distance_n, len(self.fitted), self.min_samples, LARGEST)
+        self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
+        self.shares.copy_(torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii]))
+        return radii
+
+    @torch.no_grad()
+    def follow(self, features: Tensor) -> None:
+        """Sets radii that were fitted to those at which as many of (N, D) features are cores as at the first fit: an encoder that learns
+        spreads what it embeds, and what was near before is not near any more."""
+        if self.given is None and self.fitted.all():
+            distance_n = _core_distances(features, self.min_samples, _FOLLOWED)
+            *lower, last = self.shares.tolist()
+            radii = _growing(distance_n, lower, _radius(distance_n, last))
+            self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
+
+
+@torch.no_grad()
+def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, largest: float = LARGEST) -> tuple[float, ...]:
+    """`number` growing radii for (N, D) features.
+
+    At the last as many samples are cores as can be, at most half of them, without one cluster that holds more than `largest` of all
+    samples: when the radius grows, clusters join, until one has swallowed the others. At each radius before it half as many are cores.
+
+    Args:
+        number: R.
+        min_samples: of a core, itself among them.
+        largest: in (0, 1].
+
+    Example:
+        >>> two = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(40) % 2]
+        >>> near = fitting_radii(two + 0.01 * torch.arange(40).unsqueeze(1) * two.flip(1), 2, largest=0.5)
+        >>> 0 < near[0] < near[1] < 1
+        True
+    """
+    return _fitting(features, _core_distances(features, min_samples, _LOOKED_AT), number, min_samples, largest)
+
+
+def _fitting(features: Tensor, distance_n: Tensor, number: int, min_samples: int, largest: float) -> tuple[float, ...]:
+    if number < 1:
+        return ()
+    tried = sorted({_radius(distance_n, share) for share in SHARES})
+    low, high = 0, len(tried)  # the largest cluster grows with the radius
+    while high - low > 1:
+        middle = (low + high) // 2
+        size = torch.bincount(dbscan(features, [tried[middle]], min_samples=min_samples)[0]).max().item()
+        low, high = (middle, high) if size <= largest * len(features) else (low, middle)
+    share = (distance_n <= tried[low]).double().mean().item()
+    radii = _growing(distance_n, [share / 2**level for level in range(number - 1, 0, -1)], tried[low])
+    return tuple(round(radius, 6) for radius in radii)
+
+
+def _growing(distance_n: Tensor, shares: Sequence[float], last: float) -> list[float]:
+    """The radii at which these shares of the samples are cores, and the last, each clearly below the next."""
+    radii = [last]
+    for share in reversed(shares):
+        radii.insert(0, min(_radius(distance_n, share), 0.99 * radii[0]))
+    return radii
+
+
+def _core_distances(features: Tensor, min_samples: int, number: int) -> Tensor:
+    """`kth_distance` of about so many samples, evenly spread, in growing order."""
+    places_n = torch.arange(0, len(features), max(1, len(features) // number), device=features.device)
+    return kth_distance(features, min_samples, places_n).sort().values
+
+
+def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor:
+    """(n,) the radius from which on each of some samples is a core: the distance, at unit norm, of its `min_samples`-th nearest of all,
+    itself the first."""
+    unit_ND = F.normalize(features.float(), dim=1)
+    kth = min(min_samples, len(unit_ND))
+    found = []
+    for place_b in torch.split(places_n, max(1, _radii_BLOCK_ELEMENTS // max(len(unit_ND), 1))):
+        sim_bN = unit_ND[place_b] @ unit_ND.T
+        sim_bN.scatter_(1, place_b.unsqueeze(1), 1.0)
+        found.append((2 - 2 * sim_bN.topk(kth, 1).values[:, -1]).clamp(min=0).sqrt())
+    return torch.cat(found)
+
+
+def _radius(distance_n: Tensor, share: float) -> float:
+    """The least radius at which that share of the samples are cores; above 0 also where pictures are there several times."""
+    place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
+    return max(distance_n[place].item(), 1e-2) * 1.0001

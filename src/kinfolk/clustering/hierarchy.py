@@ -1,4 +1,8 @@
-"""Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3.
+"""How far levels of labels are nested: the share of samples that conform to the hierarchy (RCL, section 5.3).
+
+Dimension key: N samples, H levels, P pairs of a cluster and one above it.
+
+Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3.
 
 Levels are counted from 1 as in the paper; level 1 is every sample its own cluster.
 
@@ -14,10 +18,68 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.clustering.refine import Limits, refine
-from kinfolk.clustering.split import RULES, Rule
+from kinfolk import distributed
+from kinfolk.clustering.hierarchy_update import RULES, Limits, Moves, Rule, refine
 from kinfolk.clustering.tree import Tree
-from kinfolk.stores.exact import check_ids
+from kinfolk.stores.per_sample import check_ids
+
+
+def conforming(labels: Tensor, *, strict: bool = False) -> float:
+    """Share in [0, 1] of the samples that conform, of (H, N) labels from the lowest level to the highest.
+
+    A sample conforms if at every higher level it is with most of each of its lower clusters (the smallest label where two are equally
+    many). `strict`: with all of it, so that one stray sample speaks against the whole cluster. Nested labels: 1. The paper gives figures
+    (k-means 73.88 %, DBSCAN 97.3 %) and no definition.
+
+    Example:
+        >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
+        0.75
+        >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]), strict=True)
+        0.25
+    """
+    if labels.ndim != 2 or not labels.shape[1]:
+        raise ValueError(f"`labels` (={tuple(labels.shape)}) must have the shape (levels, samples)")
+    good_N = torch.ones(labels.shape[1], dtype=torch.bool, device=labels.device)
+    for high in range(1, len(labels)):
+        for low in range(high):
+            good_N &= _with_most(labels[low], labels[high], strict)
+    return good_N.double().mean().item()
+
+
+def level_figures(labels: Tensor) -> dict[str, float]:
+    """What an epoch says of (H, N) levels: the share `conforming`; the share `clustered`, that are not alone at the highest level; the
+    share of all samples in its `largest_cluster`.
+
+    Example:
+        >>> level_figures(torch.tensor([[0, 1, 2, 3], [5, 5, 7, 8]]))
+        {'conforming': 1.0, 'clustered': 0.5, 'largest_cluster': 0.5}
+    """
+    size = torch.unique(labels[-1], return_counts=True)[1].double()
+    total = labels.shape[1]
+    return {
+        "conforming": conforming(labels),
+        "clustered": size[size > 1].sum().item() / total,
+        "largest_cluster": size.max().item() / total,
+    }
+
+
+def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
+    """(N,) whether the sample's label above is that of most, or of all, of its cluster below."""
+    low_N = torch.unique(low_N, return_inverse=True)[1]
+    high_N = torch.unique(high_N, return_inverse=True)[1]
+    span = int(high_N.max()) + 1
+    pair_P, inverse_N, count_P = torch.unique(low_N * span + high_N, return_inverse=True, return_counts=True)
+    cluster_P = pair_P // span
+    size = torch.bincount(low_N)
+    if strict:
+        whole_N: Tensor = count_P[inverse_N] == size[low_N]
+        return whole_N
+    most = torch.zeros_like(size).scatter_reduce(0, cluster_P, count_P, "amax")
+    largest_P = count_P == most[cluster_P]
+    place_P = torch.arange(len(pair_P), device=low_N.device)
+    first = torch.full_like(size, len(pair_P)).scatter_reduce(0, cluster_P[largest_P], place_P[largest_P], "amin")
+    with_most_N: Tensor = first[low_N] == inverse_N
+    return with_most_N
 
 
 class Hierarchy(nn.Module):
@@ -114,7 +176,8 @@ class Hierarchy(nn.Module):
         """Takes in (B, D) features of samples (B,) and refines the clusters they are in.
 
         Rows of one id count as their mean; rows that are not finite are left out. Under several processes: the rows of all of them, the
-        same on each."""
+        same on each; all go by the moves that rank zero has found. Sums on an accelerator have no fixed order, so two ranks might decide a
+        close case differently, and their hierarchies would drift apart."""
         if ids.is_floating_point() or ids.shape != features.shape[:1]:
             rule = f"must be integers, one for each row of `features` (={len(features)})"
             raise ValueError(f"`ids` (={tuple(ids.shape)}, {ids.dtype}) {rule}")
@@ -132,7 +195,8 @@ class Hierarchy(nn.Module):
             for level in range(1, self.levels):
                 touched = torch.unique(self.labels_of(ids_U)[level - 1])
                 limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
-                self.tree.move(level, refine(self.tree.at(level), touched, limits))
+                moves = refine(self.tree.at(level), touched, limits)
+                self.tree.move(level, Moves(*distributed.from_rank_zero(moves.unit, moves.to, moves.border)))
 
     def __repr__(self) -> str:
         how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"

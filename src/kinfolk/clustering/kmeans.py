@@ -1,8 +1,9 @@
-"""k-means by faiss: on the GPU where faiss sees one, otherwise on the CPU with as many threads as torch has.
+"""k-means: Lloyd's algorithm by faiss on the CPU, and in torch on an accelerator, where all ranks share the work.
 
 The first centroids are drawn by k-means++: Arthur and Vassilvitskii, k-means++: The Advantages of Careful Seeding, SODA 2007.
 
-Dimension key: N samples, F features, K clusters, S samples that centroids are drawn from, M centroids drawn at a time, T trials.
+Dimension key: N samples, F features, K clusters, S samples that centroids are learned from, R rows of a block, M centroids drawn at a time,
+T trials.
 """
 
 from __future__ import annotations
@@ -14,24 +15,34 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk import distributed
 from kinfolk.errors import KinfolkError
 
 _ROUNDS, _TRIALS = 256, 16
 """Draws of k-means++, and samples tried in each: twelve groups whose members are half as far apart as the groups are still found."""
-_BLOCK_ELEMENTS = 1 << 22
+_BLOCK_ELEMENTS = {"cpu": 1 << 20, "default": 1 << 28}
+"""Similarities of samples to centroids at a time."""
+_MIN_ROWS = 64
+_DRAW_ELEMENTS = 1 << 22
+_RESIDENT_BYTES = 4 << 30
+"""Rows of up to this size are moved to the device once; larger ones block by block in every iteration."""
+_SPLIT = 1 / 1024
+"""How far the two halves of a cluster are moved apart when an empty cluster takes one of them; as in faiss."""
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """What a clustering came to: (N,) int64 labels in [0, K) and (K, F) float32 centroids, both on the CPU."""
+    """The result of a clustering: (N,) int64 labels in [0, K) and (K, F) float32 centroids, both on the device that computed them."""
 
     labels: Tensor
     centroids: Tensor
 
 
+@torch.no_grad()
 def kmeans(
     features: Tensor,
     num_clusters: int,
@@ -41,8 +52,10 @@ def kmeans(
     iterations: int = 20,
     spherical: bool = False,
     points_per_cluster: int = 256,
+    device: torch.device | None = None,
+    over_ranks: bool = False,
 ) -> Clusters:
-    """The clusters of (N, F) `features`; the same for the same features, seed and number of threads.
+    """The clusters of (N, F) `features`; on the CPU the same for the same features, seed and number of threads.
 
     A cluster that ends empty is given the sample farthest from its own centroid; with fewer distinct samples than clusters some stay empty.
 
@@ -54,6 +67,9 @@ def kmeans(
         iterations: of Lloyd's algorithm.
         spherical: centroids of unit norm, and samples assigned by the inner product. For features of unit norm.
         points_per_cluster: centroids are learned from at most so many samples per cluster, drawn at random; all are labelled.
+        device: where to compute; None: where the features are. A CPU uses faiss.
+        over_ranks: all ranks call this together with the same arguments and receive the same result. On an accelerator each takes its share
+            of the samples; on the CPU rank zero does all of it, with the threads of the ranks that wait.
 
     Example:
         >>> kmeans(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, seed=0).labels.unique(return_counts=True)[1]
@@ -66,13 +82,33 @@ def kmeans(
         raise ValueError(f"`points_per_cluster` (={points_per_cluster}) must be at least 1")
     if init is not None and init.shape != (num_clusters, features.shape[1]):
         raise ValueError(f"`init` (={tuple(init.shape)}) must have the shape {(num_clusters, features.shape[1])}: clusters × features")
+    device = features.device if device is None else device
+    shared = over_ranks and distributed.world_size() > 1
+    if device.type != "cpu":
+        return torch_kmeans(features, num_clusters, seed, init, iterations, spherical, points_per_cluster, device, shared)
+    if not shared:
+        return _faiss_kmeans(features, num_clusters, seed, init, iterations, spherical, points_per_cluster)
+    if distributed.is_rank_zero():
+        with distributed.threads_of_waiting_ranks():
+            found = _faiss_kmeans(features, num_clusters, seed, init, iterations, spherical, points_per_cluster)
+    else:
+        found = Clusters(torch.empty(len(features), dtype=torch.int64), torch.empty(num_clusters, features.shape[1]))
+    dist.broadcast(found.labels, 0)
+    dist.broadcast(found.centroids, 0)
+    return found
+
+
+def _faiss_kmeans(
+    features: Tensor, num_clusters: int, seed: int, init: Tensor | None, iterations: int, spherical: bool, points_per_cluster: int
+) -> Clusters:
+    """See `kmeans`; on the CPU."""
     import faiss  # here: `import kinfolk` needs only torch
 
     rows_NF = features.detach().to("cpu", torch.float32).contiguous()
     start_KF = init
     if start_KF is None:
         generator = torch.Generator().manual_seed(seed % 2**63)
-        start_KF = first_centroids(_drawn(features.detach().float(), num_clusters * points_per_cluster, generator), num_clusters, generator)
+        start_KF = first_centroids(_drawn(rows_NF, num_clusters * points_per_cluster, generator), num_clusters, generator)
     start_KF = start_KF.detach().to("cpu", torch.float32).contiguous()
     with _threads(faiss):
         lloyd = faiss.Kmeans(
@@ -81,7 +117,7 @@ def kmeans(
             niter=iterations,
             seed=seed % 2**31,
             spherical=spherical,
-            gpu=_gpu(faiss),
+            gpu=False,
             min_points_per_centroid=1,  # faiss prints a warning below it
             max_points_per_centroid=points_per_cluster,
         )
@@ -91,6 +127,91 @@ def kmeans(
     labels_N, centroids_KF = torch.from_numpy(nearest).flatten(), torch.from_numpy(lloyd.centroids.copy())
     _repair(rows_NF, labels_N, centroids_KF, spherical)
     return Clusters(labels_N, centroids_KF)
+
+
+@torch.no_grad()
+def torch_kmeans(
+    features: Tensor,
+    num_clusters: int,
+    seed: int,
+    init: Tensor | None,
+    iterations: int,
+    spherical: bool,
+    points_per_cluster: int,
+    device: torch.device,
+    shared: bool,
+) -> Clusters:
+    """See `kmeans`; on any device, by blocked products. `shared`: every rank takes a share of the samples, and sums are added over ranks.
+
+    An iteration does not wait for the device. Rank zero draws the first centroids, and every rank has the same sums, so all ranks have the
+    same centroids although sums on an accelerator have no fixed order.
+    """
+    world, rank = (dist.get_world_size(), dist.get_rank()) if shared else (1, 0)
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    drawn_SF = _drawn(features.detach(), num_clusters * points_per_cluster, generator)
+    start_KF = torch.zeros(num_clusters, features.shape[1], device=device)
+    if init is not None:
+        start_KF.copy_(init)
+    elif rank == 0:
+        start_KF.copy_(first_centroids(drawn_SF.to(device).float(), num_clusters, generator))
+    if shared:
+        dist.broadcast(start_KF, 0)
+    start_KF = F.normalize(start_KF, dim=1) if spherical else start_KF
+    centroids_KF = lloyd_iterations(_resident(drawn_SF[rank::world], device), start_KF, iterations, spherical, shared)
+    sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
+    first = sum(sizes[:rank])
+    labels_N = torch.cat([label_R for _, label_R in assignments(features[first : first + sizes[rank]].detach(), centroids_KF)])
+    if shared:
+        labels_N = distributed.gather_rows(labels_N, sizes)
+    if bool((torch.bincount(labels_N, minlength=num_clusters) == 0).any()):
+        on_host = labels_N.cpu(), centroids_KF.cpu()
+        _repair(features.detach().to("cpu", torch.float32), *on_host, spherical)
+        labels_N, centroids_KF = (x.to(device) for x in on_host)
+    return Clusters(labels_N, centroids_KF)
+
+
+def lloyd_iterations(rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False) -> Tensor:
+    """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's where they are `shared`.
+
+    An empty cluster takes half of one of the largest: both halves start next to each other and part in the next iteration.
+    """
+    number, size = centroids_KF.shape
+    sign_F = 1 - 2 * (torch.arange(size, device=centroids_KF.device) % 2)
+    for _ in range(iterations):
+        sums_KG = centroids_KF.new_zeros(number, size + 1)  # the last column counts
+        for rows_RF, label_R in assignments(rows_SF, centroids_KF):
+            sums_KG[:, :size].index_add_(0, label_R, rows_RF)
+            sums_KG[:, size].index_add_(0, label_R, torch.ones_like(rows_RF[:, 0]))
+        if shared:
+            dist.all_reduce(sums_KG)
+        count_K = sums_KG[:, size]
+        centroids_KF = sums_KG[:, :size] / count_K.clamp(min=1).unsqueeze(1)
+        empty_K = count_K == 0
+        largest_K = count_K.argsort(descending=True, stable=True)
+        donor_K = largest_K[empty_K.cumsum(0).sub_(1).clamp_(min=0)]
+        gives_K = torch.zeros_like(count_K).scatter_reduce_(0, donor_K, empty_K.to(count_K.dtype), "amax")
+        step_F = 1 + _SPLIT * sign_F
+        halves_KF = torch.where(empty_K.unsqueeze(1), centroids_KF[donor_K] * step_F, centroids_KF)
+        centroids_KF = torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
+        if spherical:
+            centroids_KF = F.normalize(centroids_KF, dim=1)
+    return centroids_KF
+
+
+def assignments(rows_SF: Tensor, centroids_KF: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the nearest centroid of every row."""
+    device, number = centroids_KF.device, len(centroids_KF)
+    half_K = centroids_KF.square().sum(1).mul_(-0.5)
+    step = max(_MIN_ROWS, _BLOCK_ELEMENTS.get(device.type, _BLOCK_ELEMENTS["default"]) // number)
+    score_RK = torch.empty(min(step, len(rows_SF)), number, device=device)
+    for rows_RF in torch.split(rows_SF, step):
+        rows_RF = rows_RF.to(device, torch.float32)
+        yield rows_RF, torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)]).argmax(1)
+
+
+def _resident(rows: Tensor, device: torch.device) -> Tensor:
+    """The rows on the device, where they are not too many."""
+    return rows.to(device, torch.float32) if 4 * rows.numel() <= _RESIDENT_BYTES else rows
 
 
 def first_centroids(features: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
@@ -109,15 +230,16 @@ def first_centroids(features: Tensor, num_clusters: int, generator: torch.Genera
     trials = _TRIALS if step == 1 else 1
     square_S = features.square().sum(1)
     chosen = torch.randint(len(features), (1,), generator=generator).to(features.device)
+    numbers = [min(step, num_clusters - done) for done in range(1, num_clusters, step)]
+    uniform = torch.cat([torch.rand(trials * number, generator=generator, dtype=torch.float64) for number in (*numbers, 0)])
+    uniform = uniform.to(features.device)  # of all rounds at once, so that none waits for its own
     nearest_S = _nearest(features, square_S, chosen.view(1, 1), torch.full_like(square_S, torch.inf))[0]
-    while len(chosen) < num_clusters:
-        number = min(step, num_clusters - len(chosen))
+    for uniform_TM in (part.view(trials, -1) for part in torch.split(uniform, [trials * number for number in numbers])):
         total_S = nearest_S.double().cumsum(0)
-        uniform_TM = torch.rand(trials, number, generator=generator, dtype=torch.float64).to(features.device)
         drawn_TM = torch.searchsorted(total_S, uniform_TM * total_S[-1], right=True).clamp_(max=len(features) - 1)
         nearest_TS = _nearest(features, square_S, drawn_TM, nearest_S)
-        best = int(nearest_TS.double().sum(1).argmin())
-        chosen, nearest_S = torch.cat((chosen, drawn_TM[best])), nearest_TS[best]
+        best_1 = nearest_TS.double().sum(1).argmin(keepdim=True)
+        chosen, nearest_S = torch.cat((chosen, drawn_TM.index_select(0, best_1)[0])), nearest_TS.index_select(0, best_1)[0]
     return features[chosen]
 
 
@@ -125,7 +247,7 @@ def _nearest(features: Tensor, square_S: Tensor, drawn_TM: Tensor, nearest_S: Te
     """(T, S) squared distance of each sample from the nearest of the M samples drawn in a trial, or `nearest_S` where that is less."""
     centroids_KF, trials = features[drawn_TM.flatten()], len(drawn_TM)
     nearest_TS = nearest_S.repeat(trials, 1)
-    rows = max(1, _BLOCK_ELEMENTS // len(centroids_KF))
+    rows = max(1, _DRAW_ELEMENTS // len(centroids_KF))
     for first in range(0, len(features), rows):
         part = slice(first, first + rows)
         square_KR = torch.addmm(square_S[part], centroids_KF, features[part].T, alpha=-2).add_(square_S[drawn_TM.flatten()].unsqueeze(1))
@@ -179,13 +301,9 @@ def _repair(rows_NF: Tensor, labels_N: Tensor, centroids_KF: Tensor, spherical: 
         mixed[left] = bool((others_MF != others_MF[0]).any())
 
 
-def _gpu(faiss: Any) -> bool:
-    return bool(getattr(faiss, "get_num_gpus", lambda: 0)())
-
-
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
-    """faiss brings an OpenMP of its own; it is given torch's number of threads, so that a process is not served twice."""
+    """faiss comes with its own OpenMP; within, it has as many threads as torch."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:

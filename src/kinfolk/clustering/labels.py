@@ -1,19 +1,35 @@
 """The cluster of every sample, at one or several granularities: what the methods that cluster once per epoch keep.
 
 Dimension key: N samples, D features, L levels, K clusters.
+
+Label propagation over a graph of unit-norm centres, in closed form (Zhou et al., NIPS 2004; Liu et al., ICLR 2019).
+
+    F = (I + L)^(−1) Y,   L = D − A the graph's Laplacian,   A_ij = exp((s_ij − s₀) / t)
+
+Every node takes what its neighbours have and holds on to its own label. The Laplacian is not normalised by the degrees: with it, the more
+nodes are alike, the less would reach each of them, and many alike would never be merged.
+
+Dimension key: K graphs, W nodes of each (padded), m labels, n nodes of one graph.
+
+Hierarchies clustered anew as a whole, each level for itself: what RCL compares its online clustering with (Table 4).
+
+Nothing makes their levels nested; `conforming` measures how far they are.
+
+Dimension key: N samples, D features, H levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.kmeans import Clusters, check, kmeans
-from kinfolk.stores.exact import OnHost
+from kinfolk.stores.per_sample import OnHost
 
 
 class ClusterLabels(OnHost):
@@ -88,10 +104,10 @@ class ClusterLabels(OnHost):
 
     @torch.no_grad()
     def refresh(self, features: Tensor, ids: Tensor | None = None, *, seed: int | None = None) -> None:
-        """Clusters (N, D) `features`, the same on all ranks: rank zero does it and shares the result.
+        """Clusters (N, D) `features`, the same on all ranks, on this module's device; see `kmeans` for how ranks share the work.
 
         Args:
-            features: of all samples in data-set order, or of `ids` in their order.
+            features: of all samples in data-set order, or of `ids` in their order; on any device.
             ids: the samples that are clustered; any other gets a label of its own, K plus its number. None: all.
             seed: instead of the module's.
         """
@@ -101,17 +117,10 @@ class ClusterLabels(OnHost):
             raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape {wanted}: all samples in data-set order")
         check(features, self.num_clusters)
         warm = self.warm_start and bool(self.refreshed) and self.centroids.shape[1] == features.shape[1]
+        found = [self._clusters(features, level, self.seed if seed is None else seed, warm) for level in range(len(self.num_clusters))]
         labels = torch.arange(self.num_samples, device=self.labels.device) + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
-        centroids = self.centroids.new_empty(len(self.centroids), features.shape[1])
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if not several or dist.get_rank() == 0:
-            found = [self._clusters(features, level, self.seed if seed is None else seed, warm) for level in range(len(labels))]
-            labels[:, slice(None) if ids is None else ids] = torch.stack([each.labels for each in found]).to(labels.device)
-            centroids.copy_(torch.cat([each.centroids for each in found]))
-        if several:
-            dist.broadcast(labels, 0)
-            dist.broadcast(centroids, 0)
-        self.labels, self.centroids = labels, centroids
+        labels[:, slice(None) if ids is None else ids] = torch.stack([each.labels for each in found])
+        self.labels, self.centroids = labels, torch.cat([each.centroids for each in found]).to(self.centroids.dtype)
         self.refreshed.fill_(True)
 
     def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
@@ -123,6 +132,8 @@ class ClusterLabels(OnHost):
             iterations=self.warm_iterations if warm else self.iterations,
             spherical=self.spherical,
             points_per_cluster=self.points_per_cluster,
+            device=self.labels.device,
+            over_ranks=True,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClusterLabels:
@@ -150,3 +161,63 @@ class ClusterLabels(OnHost):
         if centroids is not None and self.dim is None and centroids.shape != self.centroids.shape:
             self.centroids = self.centroids.new_zeros(centroids.shape)  # the size of a feature is known only from the first refresh on
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+TEMPERATURE = 0.05
+MOST = 5.0  # of the exponent: beyond it the graph is too stiff to solve in single precision, and nothing is decided
+
+
+def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
+    """(K, m, W) how much of each prototype's label reaches each node; s₀ is the largest similarity of two nodes of the graph."""
+    others_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1) & ~torch.eye(sim_KWW.shape[1], dtype=torch.bool, device=sim_KWW.device)
+    most_K = sim_KWW.masked_fill(~others_KWW, -1).amax((1, 2), keepdim=True)
+    graph_KWW = ((sim_KWW - most_K) / TEMPERATURE).exp().masked_fill(~others_KWW, 0)
+    return _spread(graph_KWW).gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
+
+
+def possibility(sim_Knn: Tensor, together_Knn: Tensor, similarity: float) -> Tensor:
+    """(…, n, n) in [0, 1], symmetric: how far the labels of two nodes reach each other, F_ij / √(F_ii F_jj) with Y = I, s₀ = `similarity`.
+
+    Two nodes alone reach each other to A / (1 + A), above 1/2 where they are more alike than `similarity`; a third one near both adds to
+    it. `together`: which nodes may be joined at all.
+    """
+    others_Knn = together_Knn & ~torch.eye(sim_Knn.shape[-1], dtype=torch.bool, device=sim_Knn.device)
+    strength_Knn = ((sim_Knn - similarity) / TEMPERATURE).clamp(max=MOST)
+    reach_Knn = _spread(strength_Knn.exp().masked_fill(~others_Knn, 0))
+    own_Kn = reach_Knn.diagonal(dim1=-2, dim2=-1).rsqrt()
+    return reach_Knn * own_Kn.unsqueeze(-2) * own_Kn.unsqueeze(-1)
+
+
+def _spread(graph: Tensor) -> Tensor:
+    """(I + D − A)^(−1) of (…, n, n) graphs without loops."""
+    spread: Tensor = torch.linalg.inv(torch.diag_embed(1 + graph.sum(-1)) - graph)
+    return spread
+
+
+def kmeans_levels(features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20, over_ranks: bool = False) -> Tensor:
+    """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`, which fall.
+
+    The paper: 1,000,000, 500,000 and 250,000 clusters of ImageNet. `over_ranks`: see `kmeans`.
+    """
+    check_falling(num_clusters)
+    levels = [
+        kmeans(features, number, seed=seed + place, iterations=iterations, spherical=True, over_ranks=over_ranks).labels
+        for place, number in enumerate(num_clusters)
+    ]
+    return _with_first(torch.stack(levels))
+
+
+def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int = 4) -> Tensor:
+    """(H, N) labels: level 1 every sample its own, then one DBSCAN for each of `radii`, which grow. The paper: 0.6, 0.7 and 0.8."""
+    return _with_first(dbscan(features, radii, min_samples=min_samples, nested=False))
+
+
+def check_falling(num_clusters: Sequence[int]) -> None:
+    """Refuses numbers of clusters that do not fall from one level to the next."""
+    if any(a <= b for a, b in pairwise(num_clusters)):
+        hint = "; the paper prints them from the last level to the first" if all(a < b for a, b in pairwise(num_clusters)) else ""
+        raise ValueError(f"`num_clusters` (={list(num_clusters)}) must fall: higher levels have fewer clusters{hint}")
+
+
+def _with_first(labels: Tensor) -> Tensor:
+    return torch.cat((torch.arange(labels.shape[1], device=labels.device).unsqueeze(0), labels))

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.clustering.dbscan import require_finite
-from kinfolk.clustering.looked import Level
-from kinfolk.clustering.refine import Moves
-from kinfolk.clustering.rings import Rings
-from kinfolk.stores.exact import Exact
+from kinfolk.clustering.hierarchy_update import Level, Moves
+from kinfolk.clustering.linked_lists import Rings
+from kinfolk.stores.per_sample import Exact
 
 
 class Tree(Exact):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from kinfolk.comparing.rows import differing, rows_of
 from kinfolk.comparing.runs import One, read_runs
-from kinfolk.comparing.table import Comparison, tabulate
+from kinfolk.comparing.table import Comparison, differing, rows_of, tabulate
 
 __all__ = ["Comparison", "compare"]
 

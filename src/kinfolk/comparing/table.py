@@ -1,20 +1,70 @@
-"""The table over runs and seeds: a record for each row, and which columns of it are shown."""
+"""Runs in rows: by method and settings, one for each seed.
+
+The table over runs and seeds: a record for each row, and which columns of it are shown.
+
+A comparison as text: the cells as a reader sees them, CSV, Markdown and LaTeX.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparing.figures import DISTANCES, JOURNAL, SECONDS
-from kinfolk.comparing.render import WRITERS, Column
-from kinfolk.comparing.runs import One
-from kinfolk.comparing.seeds import base_of, counterpart, gap_closed, oracle_of, p_value
-from kinfolk.errors import UsageError
+from kinfolk.comparing.runs import DISTANCES, JOURNAL, SECONDS, One
+from kinfolk.comparing.statistics import base_of, counterpart, gap_closed, oracle_of, p_value
+from kinfolk.errors import UsageError, csv_text
 from kinfolk.files import write_text
+
+
+def rows_of(runs: Sequence[One]) -> dict[str, list[One]]:
+    """Runs of one method and one configuration are a row, one for each seed; settings that tell rows of a method apart are in its name."""
+    kinds: dict[str, list[list[One]]] = {}
+    for run in runs:
+        groups = kinds.setdefault(run.method, [])
+        same = next((group for group in groups if group[0].settings == run.settings), None)
+        if same is None:
+            groups.append([run])
+        elif (twin := next((other for other in same if other.seed == run.seed), None)) is not None:
+            raise UsageError(f"{twin.path} and {run.path} are of the same method, settings and seed ({run.seed}); leave one of them out")
+        else:
+            same.append(run)
+    frameworks = list(dict.fromkeys(method.partition("+")[0] for method in kinds))
+    rows: dict[str, list[One]] = {}
+    for method, groups in sorted(kinds.items(), key=lambda kind: (frameworks.index(kind[0].partition("+")[0]), _place(kind[0]))):
+        apart = differing([group[0].settings for group in groups])
+        for group in groups:
+            text = ", ".join(f"{_short(key, apart)} {_value(group[0].settings.get(key))}" for key in apart)
+            rows[f"{method} ({text})" if text else method] = sorted(group, key=lambda run: run.seed)
+    return rows
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose value is not the same in all."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
+
+
+def _place(method: str) -> int:
+    """A framework stands before its detectors, and the oracle after them."""
+    return 0 if "+" not in method else 2 if "+oracle" in method else 1
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last part of a key where that is enough to know it by."""
+    last = key.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + " ".join(_value(part) for part in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool | None) else str(value)
+
 
 ORACLES = ("oracle:attract", "oracle")
 ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
@@ -153,3 +203,74 @@ def _chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
 def _is_distance(key: str) -> bool:
     """Whether less of it is better."""
     return key.rpartition(" ")[2] in DISTANCES.values()
+
+
+Records = Sequence[Mapping[str, Any]]
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "→": r"$\to$", "–": "--", "±": r"$\pm$"}
+_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        key: of the records.
+        head: what stands above it.
+        kind: "spread" (mean ± deviation), "distance" (the same, with more digits), "count", "gain", "p", "to_oracle" or "gap_closed".
+        section: "results", "tests" or "journal"; where the screen is narrow, each is a table of its own.
+    """
+
+    key: str
+    head: str
+    kind: str
+    section: str
+
+
+def cell(record: Mapping[str, Any], column: Column) -> str:
+    """The value as a reader sees it, – where there is none."""
+    value = record[column.key]
+    if value is None:
+        return "–"
+    if column.kind in ("spread", "distance"):
+        digits = 1 if column.kind == "spread" else 4
+        deviation = record[f"{column.key}_deviation"]
+        return f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+    if column.kind == "count":
+        return str(len(value))
+    if column.kind == "p":
+        return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+    return f"{value:.0f} %" if column.kind == "gap_closed" else f"{value:+.1f}"
+
+
+def write_csv(records: Records, columns: Sequence[Column]) -> str:
+    """All that the records hold, whatever the columns; empty where there is nothing."""
+    rows = ({**record, "seeds": " ".join(map(str, record["seeds"]))} for record in records)
+    return csv_text(list(records[0]), [[row[key] for key in records[0]] for row in rows])
+
+
+def write_markdown(records: Records, columns: Sequence[Column]) -> str:
+    lines = [["method", *(column.head for column in columns)], ["---", *("---:" for _ in columns)]]
+    lines += [[record["method"], *(cell(record, column) for column in columns)] for record in records]
+    return "".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |\n" for line in lines)
+
+
+def write_latex(records: Records, columns: Sequence[Column]) -> str:
+    heads = " & ".join(["method", *(_latex(column.head) for column in columns)])
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule", heads + r" \\", r"\midrule"]
+    lines += [" & ".join([_latex(record["method"]), *(_number(cell(record, column)) for column in columns)]) + r" \\" for record in records]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+WRITERS: dict[str, Callable[[Records, Sequence[Column]], str]] = {"csv": write_csv, "markdown": write_markdown, "latex": write_latex}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _number(text: str) -> str:
+    """Numbers are set as mathematics, so that minus and ± are what they look like."""
+    if re.fullmatch(r"[<+\-]?[\d.]+( ± [\d.]+)?( %)?", text):
+        return "$" + text.replace("±", r"\pm").replace(" %", r"\,\%") + "$"
+    return _latex(text)

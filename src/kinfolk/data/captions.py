@@ -1,10 +1,167 @@
-"""Captions as they are written, and which of them can't be used."""
+"""A column of texts in Arrow's layout: one block of characters instead of an object for each text, and shared between processes where the
+block is a memory-mapped file.
+
+Captions as they are written, and which of them can't be used.
+"""
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+_CHUNK = 1 << 16
+_LONGEST = (1 << 31) - 1
+_DIGEST = re.compile("[0-9a-f]{16}")
+
+
+@final
+class TextColumn(Sequence[Any]):
+    """Reads like a list of texts, None for a missing one; a list of texts is a tuple, and eight bytes are 16 hexadecimal digits.
+
+    Args:
+        array: of strings, dictionary-encoded strings, lists of strings, or eight bytes each.
+
+    Example:
+        >>> column = TextColumn.of(["a", None, "b"])
+        >>> column[2], list(column[:2]), column == ["a", None, "b"]
+        ('b', ['a', None], True)
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @classmethod
+    def of(cls, values: Sequence[Any], *, few: bool = False) -> TextColumn:
+        """The compact form of any sequence of texts. `few`: of few different ones, so that a number stands for each."""
+        import pyarrow as pa
+
+        if isinstance(values, TextColumn):
+            return values
+        if any(isinstance(value, tuple) for value in values):
+            return cls(_single(pa.array(values, pa.large_list(pa.large_string()))))
+        if len(values) and all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values):
+            return cls(_single(pa.array([bytes.fromhex(value) for value in values], pa.binary(8))))
+        array = _single(pa.array(values, pa.large_string()))
+        if few:
+            coded = _single(array.dictionary_encode())
+            narrow = pa.int8() if len(coded.dictionary) < 128 else pa.int32()
+            return cls(pa.DictionaryArray.from_arrays(coded.indices.cast(narrow), coded.dictionary))
+        return cls(array.cast(pa.string()) if array.nbytes < _LONGEST else array)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> TextColumn: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if not isinstance(place, slice):
+            return _value(self.array[int(place)].as_py())
+        start, stop, step = place.indices(len(self))
+        return TextColumn(self.array.slice(start, max(0, stop - start))) if step == 1 else self.take(np.arange(start, stop, step))
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), _CHUNK):
+            yield from map(_value, self.array.slice(start, _CHUNK).to_pylist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TextColumn) and self.array.type == other.array.type and _dictionary(self) == _dictionary(other):
+            return bool(self.array.equals(other.array))
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TextColumn({list(self[:4])!r}{'…' if len(self) > 4 else ''})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the column, wherever they are."""
+        return int(self.array.nbytes)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> TextColumn:
+        """The texts at `rows`."""
+        import pyarrow as pa
+
+        return TextColumn(_single(self.array.take(pa.array(rows))))
+
+    def rows_of(self, value: str) -> npt.NDArray[np.int64]:
+        """Where the text is `value`, in order."""
+        import pyarrow.compute as pc
+
+        return np.flatnonzero(pc.fill_null(pc.equal(self.array, value), False).to_numpy(zero_copy_only=False))
+
+    def count(self, value: Any) -> int:
+        """How often `value` occurs."""
+        return len(self.rows_of(value)) if isinstance(value, str) and not _is_digest(self.array) else super().count(value)
+
+    def plain(self) -> list[bytes]:
+        """The lengths of all texts, −1 for a missing one, and their characters, the same for any layout of the column; of lists of texts,
+        the lengths of the lists before that."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if pa.types.is_list(self.array.type) or pa.types.is_large_list(self.array.type):
+            return [_lengths(pc.list_value_length(self.array)), *TextColumn(self.array.flatten()).plain()]
+        if _is_digest(self.array) and not self.array.null_count:
+            start, number = self.array.offset, len(self)
+            return [
+                np.full(number, 16, dtype="<i8").tobytes(),
+                bytes(self.array.buffers()[1][8 * start : 8 * (start + number)]).hex().encode(),
+            ]
+        texts = pa.array(list(self), pa.large_string()) if _is_digest(self.array) else self.array.cast(pa.large_string())
+        lengths = _lengths(pc.binary_length(texts))
+        texts = texts.fill_null("")
+        _, places, characters = texts.buffers()
+        if characters is None or not len(texts):
+            return [lengths]
+        first, last = np.frombuffer(places, dtype=np.int64)[[texts.offset, texts.offset + len(texts)]].tolist()
+        return [lengths, bytes(characters[first:last])]
+
+    @cached_property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """A number for each text, the same where the texts are; of eight bytes, the bytes themselves, without a copy."""
+        if _is_digest(self.array) and not self.array.null_count:
+            bytes_ = self.array.buffers()[1]
+            return np.frombuffer(bytes_, dtype=np.int64, count=len(self), offset=8 * self.array.offset)
+        return np.unique(np.asarray([value or "" for value in self]), return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _value(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
+
+
+def _lengths(array: Any) -> bytes:
+    return np.ascontiguousarray(array.fill_null(-1).to_numpy(zero_copy_only=False), dtype="<i8").tobytes()
+
+
+def _is_digest(array: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_fixed_size_binary(array.type))
+
+
+def _dictionary(column: TextColumn) -> Any:
+    import pyarrow as pa
+
+    return column.array.dictionary.to_pylist() if pa.types.is_dictionary(column.array.type) else None
+
+
+def _single(array: Any) -> Any:
+    """One array of what may come in several."""
+    import pyarrow as pa
+
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
 
 LONGEST = 10_000
 """A caption of so many characters, or more, is a document or a mistake."""

@@ -2,6 +2,10 @@
 
 Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. The archives hold pickles. A pickle is a program; here it may
 only call the stand-ins below, which record the bytes of an array.
+
+The 20 superclasses of CIFAR-100 and the five classes of each, by the names of the official archive.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kinfolk.data.arrays import ArraySource, array_source
-from kinfolk.data.sources import Pixels
+from kinfolk.data.source import Pixels
 from kinfolk.errors import KinfolkError
 
 _MAX_BYTES = 1 << 30
@@ -152,3 +156,27 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
     if file is None or member.size > _MAX_BYTES:
         raise KinfolkError(f"`{name}` in the archive is not a file of a CIFAR archive; download it again")
     return file.read()
+
+
+SUPERCLASSES: dict[str, tuple[str, ...]] = {
+    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}

@@ -9,10 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import final
 
-from kinfolk.data.difference import shown
-from kinfolk.data.sources import Item, Source
-from kinfolk.data.splits import SPLITS
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.data.labels import SPLITS
+from kinfolk.data.source import Item, Source
+from kinfolk.errors import KinfolkError, UsageError, shown
 
 # Also formats that can't be decoded: better refused by name than left out in silence.
 _IMAGE = frozenset(

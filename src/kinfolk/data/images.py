@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.samples import Samples
-from kinfolk.data.text_column import TextColumn
+from kinfolk.data.captions import TextColumn
+from kinfolk.data.sample_table import Samples
 
 if TYPE_CHECKING:
     from kinfolk.data.stream import StreamedPixels

@@ -1,14 +1,40 @@
-"""Labels as a user writes them, as class indices."""
+"""The names of splits, defined once for data sources, training and evaluation.
+
+Labels as a user writes them, as class indices.
+
+Known positives: samples that share an image, a caption or the user's own group are of one group, and never negatives of each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kinfolk.errors import KinfolkError
-from kinfolk.foreign import shown
+from kinfolk.data.captions import Caption, all_of, normalised
+from kinfolk.errors import KinfolkError, shown
+
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""What a folder or an archive at the top of a source is called, and the split it is."""
+_ALIASES = {**SPLITS, "training": "train", "dev": "val", "testing": "test", "": "train"}
+VALIDATION_SPLITS = ("val", "valid", "validation")
+"""Names of a validation split: the only other split that may steer a training."""
+TEST_SPLITS = ("test", *VALIDATION_SPLITS)
+"""The splits that accuracy is measured on, in order of preference."""
+
+
+def split_name(given: str) -> str:
+    """The split that a table or a mapping calls `given`: "train", "val" or "test"; another name stays as it is, in lower case.
+
+    Example:
+        >>> split_name(" Validation "), split_name("dev"), split_name("test-2017")
+        ('val', 'val', 'test-2017')
+    """
+    name = given.strip().lower()
+    return _ALIASES.get(name, name)
+
 
 _MOST = 1 << 31
 
@@ -51,3 +77,45 @@ def _as_int(value: Any) -> int | None:
     if isinstance(value, int):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+Ints = npt.NDArray[np.int64]
+
+
+def group_ids(digests: Sequence[str], captions: Sequence[Caption | None] | None, groups: Sequence[str | None] | None) -> Ints:
+    """(N,) one group for each sample, named by its first member.
+
+    Two samples are of one group if their images have the same bytes, if a caption of each reads the same (composed Unicode, lower case,
+    single spaces), or if the user gave them one group; and so is whoever is of one group with a third.
+
+    Args:
+        digests: (N,) of the images.
+        captions, groups: (N,) where there are any.
+
+    Example:
+        >>> group_ids(["a", "b", "a", "c"], ["x", "y", "z", "y"], None).tolist()
+        [0, 1, 0, 1]
+    """
+    parents = list(range(len(digests)))
+    _join(parents, ((digest,) for digest in digests))
+    if captions is not None:
+        _join(parents, ({normalised(text) for text in all_of(caption)} for caption in captions))
+    if groups is not None:
+        _join(parents, (() if group is None or group == "" else (group,) for group in groups))
+    return np.array([_root(parents, sample) for sample in range(len(parents))], dtype=np.int64)
+
+
+def _join(parents: list[int], keys: Iterable[Iterable[Hashable]]) -> None:
+    """Unites all samples that have a key in common."""
+    first: dict[Hashable, int] = {}
+    for sample, own in enumerate(keys):
+        for key in own:
+            a, b = _root(parents, sample), _root(parents, first.setdefault(key, sample))
+            parents[max(a, b)] = min(a, b)  # the first member stays the root
+
+
+def _root(parents: list[int], sample: int) -> int:
+    while parents[sample] != sample:
+        parents[sample] = parents[parents[sample]]
+        sample = parents[sample]
+    return sample

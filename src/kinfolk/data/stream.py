@@ -19,16 +19,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kinfolk.data.braces import expand
 from kinfolk.data.decode import Place, Read
-from kinfolk.data.difference import shown
 from kinfolk.data.images import ImageData
-from kinfolk.data.quarantine import add_to_quarantine
-from kinfolk.data.samples import Samples
-from kinfolk.data.seeding import generator
-from kinfolk.data.sources import Item, Source
+from kinfolk.data.prepare import add_to_quarantine
+from kinfolk.data.sample_table import Samples
+from kinfolk.data.shards import expand
+from kinfolk.data.source import Item, Source
 from kinfolk.data.workers import DecodePool, default_workers
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.seeding import generator
 
 LOG = logging.getLogger("kinfolk.data")
 _GONE = ("can't be read", "truncated: the archive")

@@ -17,18 +17,15 @@ from typing import Any, final
 
 import numpy as np
 
-from kinfolk.data.captions import alike, sort_out
+from kinfolk.data.captions import TextColumn, alike, sort_out
+from kinfolk.data.change_detection import SPLIT_RANK, arrange
 from kinfolk.data.folder import folders_below, open_folder
-from kinfolk.data.groups import group_ids
-from kinfolk.data.labels import encode_labels
+from kinfolk.data.labels import encode_labels, group_ids
 from kinfolk.data.prepare import one_writer
-from kinfolk.data.samples import Places, Samples
-from kinfolk.data.shard_index import ShardIndex
-from kinfolk.data.shards import Refusals, shard_names
-from kinfolk.data.text_column import TextColumn
-from kinfolk.data.unchanged import SPLIT_RANK, arrange
+from kinfolk.data.sample_table import Places, Samples
+from kinfolk.data.shards import Refusals, ShardIndex, shard_names
 from kinfolk.errors import KinfolkError
-from kinfolk.files import DamagedFileError, read_sealed_text, telling, write_sealed_text
+from kinfolk.files import DamagedFileError, explain_write_errors, read_sealed_text, write_sealed_text
 
 _VERSION = 2
 
@@ -229,6 +226,6 @@ def _digest(value: object) -> str:
 
 
 def _write(path: Path, value: object) -> None:
-    with telling(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed_text(path, json.dumps(value))

@@ -1,21 +1,30 @@
 """The captions of a data set as tokens, by sample id.
 
 Dimension key: N samples, M captions, T tokens of a context, B batch.
+
+Captions as numbers: a byte-pair tokenizer, learnt from the training captions or given as a file.
+
+Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, ACL 2016, over bytes, so that no text is out of reach.
+
+Dimension key: M texts, T tokens of a context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import final
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfolk.data.captions import all_of
-from kinfolk.data.samples import Samples
-from kinfolk.data.tokenizer import Tokenizer
-from kinfolk.errors import UsageError
+from kinfolk.data.sample_table import Samples
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.files import write_text
 
 
 @final
@@ -93,3 +102,127 @@ def every_caption(samples: Samples, split: str | None = None) -> Iterator[str]:
     for caption, own in zip(samples.captions or (), samples.splits, strict=True):
         if split is None or own == split:
             yield from all_of(caption)
+
+
+PAD, START, END = "<pad>", "<start>", "<end>"
+_ENDS = (END, "<|endoftext|>", "<end_of_text>", "</s>", "[SEP]", "<eos>")
+_PADS = (PAD, "[PAD]", "<|pad|>", "!")
+_CHUNK = 4096
+
+
+@final
+class Tokenizer:
+    """Text → (T,) token ids: start, bytes joined to pairs, end, padding. A longer text is cut, and its end token stays.
+
+    Args:
+        inner: of the library `tokenizers`; see `train_tokenizer` and `read_tokenizer`.
+        context: T.
+
+    Attributes:
+        vocab_size: ids are below it.
+        end_id: stands after the last token of every text; the text tower's feature is read there.
+        pad_id: fills the rest.
+    """
+
+    def __init__(self, inner: Any, context: int) -> None:
+        if context < 4:
+            raise ValueError(f"`context` (={context}) must be at least 4: start, end and a text between them")
+        self._inner, self.context = inner, context
+        self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
+        self.end_id = self._id_of(_ENDS, "end")
+        self.pad_id = next((found for name in _PADS if (found := inner.token_to_id(name)) is not None), self.end_id)
+        inner.encode_special_tokens = True  # "<end>" in a caption is five letters, not an end
+        inner.no_padding()
+        inner.enable_truncation(context)
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer of {self.vocab_size:,} tokens, context {self.context}>"
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """(M, T) int32."""
+        tokens_MT = torch.full((len(texts), self.context), self.pad_id, dtype=torch.int32)
+        for start in range(0, len(texts), _CHUNK):
+            for row, found in enumerate(self._inner.encode_batch(list(texts[start : start + _CHUNK])), start):
+                own = found.ids
+                if not own or own[-1] != self.end_id:  # a given tokenizer that adds none
+                    own = [*own[: self.context - 1], self.end_id]
+                tokens_MT[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
+        return tokens_MT
+
+    def decode(self, tokens: Tensor) -> str:
+        """The text of (T,) ids, without special tokens."""
+        return str(self._inner.decode(tokens.tolist(), skip_special_tokens=True)).strip()
+
+    def save(self, path: str | Path) -> None:
+        """Writes tokenizer.json, whole or not at all."""
+        write_text(Path(path), self._inner.to_str(pretty=False))
+
+    def _id_of(self, names: Iterable[str], what: str) -> int:
+        for name in names:
+            if (found := self._inner.token_to_id(name)) is not None:
+                return int(found)
+        raise KinfolkError(f"the tokenizer has no token for the {what} of a text; it must know one of {', '.join(names)}")
+
+
+def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
+    """Learns the pairs from `captions`; the same captions give the same tokenizer.
+
+    Texts are composed (NFC) and in lower case, as CLIP has them. The vocabulary is smaller where the captions have no more pairs that
+    occur twice.
+
+    Args:
+        vocab_size: at most so many tokens: 3 special ones, 256 bytes, and pairs.
+        context: T.
+    """
+    if vocab_size < 259:
+        raise UsageError(f"`vocab_size` (={vocab_size}) must be at least 259: 3 special tokens and all bytes")
+    library = _library()
+    inner = library.Tokenizer(library.models.BPE())
+    normalizers, pre = library.normalizers, library.pre_tokenizers
+    spaces = normalizers.Replace(library.Regex(r"\s+"), " ")
+    inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase(), spaces, normalizers.Strip()])
+    inner.pre_tokenizer = pre.ByteLevel(add_prefix_space=True)
+    inner.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=sorted(pre.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_batches(captions), trainer)
+    ends = [(name, inner.token_to_id(name)) for name in (START, END)]
+    inner.post_processor = library.processors.TemplateProcessing(single=f"{START} $A {END}", special_tokens=ends)
+    return Tokenizer(inner, context)
+
+
+def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
+    """A tokenizer.json: one that `Tokenizer.save` wrote, or any of the library's that knows an end token."""
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")
+    library = _library()
+    try:
+        inner = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare exceptions
+        raise KinfolkError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}") from error
+    return Tokenizer(inner, context)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == _CHUNK:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _library() -> ModuleType:
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise UsageError(
+            "captions need the package tokenizers; install it with `pip install tokenizers` or `pip install 'kinfolk[text]'`"
+        ) from error

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import Exact
+from kinfolk.stores.per_sample import Exact
 
 Space = Literal["projected", "features"]
 """What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
@@ -76,7 +76,7 @@ class Detector(Exact, ABC):
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a
-        tensor that the stores go by; see `stores.exact.kept`. Default: no state."""
+        tensor that the stores go by; see `stores.per_sample.kept`. Default: no state."""
 
     @property
     def metrics(self) -> dict[str, float]:

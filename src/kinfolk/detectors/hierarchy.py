@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.conform import level_figures
-from kinfolk.clustering.dbscan import dbscan, require_finite
+from kinfolk.clustering.dbscan import Radii, dbscan, require_finite
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
-from kinfolk.clustering.radii import Radii
-from kinfolk.clustering.split import Rule
+from kinfolk.clustering.hierarchy import level_figures
+from kinfolk.clustering.hierarchy_update import Rule
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
@@ -142,10 +141,11 @@ class Hierarchy(Detector):
             shape = None if features is None else tuple(features.shape)
             raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
         require_finite(features)
-        own_N = torch.arange(len(features), device=features.device).unsqueeze(0)
-        labels_HN = own_N.repeat(self.clusters.levels, 1)
-        if self.clusters.levels > 1 and (distributed.world_size() == 1 or dist.get_rank() == 0):
-            labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
+        features = features.to(self.clusters.tree.parent.device)
+        labels_HN = torch.arange(len(features), device=features.device).repeat(self.clusters.levels, 1)
+        if self.clusters.levels > 1 and distributed.is_rank_zero():
+            with distributed.threads_of_waiting_ranks():
+                labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
             dist.broadcast(self.radii.fitted, 0)

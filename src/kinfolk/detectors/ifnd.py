@@ -30,7 +30,7 @@ from kinfolk.detectors.base import Detector, Found, Space
 from kinfolk.detectors.shared_labels import same_label
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.collected import Collected
+from kinfolk.stores.per_sample import Collected
 
 Source = Literal["pass", "bank"]
 USUAL_TEMPERATURE = 0.2

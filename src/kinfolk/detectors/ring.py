@@ -29,7 +29,7 @@ from kinfolk.detectors.selection import SMALL, Cut, cut
 from kinfolk.detectors.shared_labels import members, refreshed_by
 from kinfolk.kinship import Form, Interval, Mask, Roles, others
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import Exact
+from kinfolk.stores.per_sample import Exact
 
 Bounds = Literal["exact", "learned"]
 

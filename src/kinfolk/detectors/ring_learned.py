@@ -31,7 +31,7 @@ from kinfolk.detectors.thresholds import State
 from kinfolk.kinship import others
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
-from kinfolk.stores.exact import Exact
+from kinfolk.stores.per_sample import Exact
 
 SAMPLED = 4096
 _EVIDENCE, _TRUST, _FARTHEST, _EXTRAPOLATION, _FINEST = 100.0, 0.5, 2.0, 0.3, 1e-5

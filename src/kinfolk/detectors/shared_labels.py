@@ -10,7 +10,7 @@ from torch import Tensor
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.kinship import Keys
 from kinfolk.pairs import Block
-from kinfolk.stores.exact import check_ids
+from kinfolk.stores.per_sample import check_ids
 
 
 def same_label(

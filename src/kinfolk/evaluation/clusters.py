@@ -1,7 +1,7 @@
-"""What a clustering is worth against the labels: mean true positive and negative rates, and normalised mutual information.
+"""Quality of a clustering compared with the labels: mean true positive and negative rates, and normalised mutual information.
 
 Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, section 4.4 (MTPR / MTNR), Table 4 (NMI over several
-k-means) and Figure 6 (NMI through a training).
+k-means runs) and Figure 6 (NMI over the epochs of a training).
 
 Dimension key: N samples, L levels, F features, U distinct pairs of pseudo-label and class.
 """
@@ -25,37 +25,38 @@ if TYPE_CHECKING:
 
 Normaliser = Literal["arithmetic", "geometric", "min", "max"]
 NORMALISERS: tuple[Normaliser, ...] = get_args(Normaliser)
-"""What the mutual information is divided by: a mean of the two entropies, or one of them. The first is the default."""
+"""The mutual information is divided by a mean of the two entropies, or by one of them. The first is the default."""
 SEEDS = (0, 1, 2, 3, 4)
 
 
 class Rates(NamedTuple):
-    """Mean true positive and mean true negative rate, in [0, 1]; NaN where no sample has a positive, or none a negative."""
+    """Mean true positive rate and mean true negative rate, in [0, 1]. A rate is NaN if no sample has a positive, or a negative."""
 
     mtpr: float
     mtnr: float
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation over seeds; the deviation of a single one is NaN."""
+    """Mean and standard deviation over seeds. The deviation is NaN for a single seed."""
 
     mean: float
     deviation: float
 
 
 def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
-    """How far two samples with one pseudo-label are of one class, as the loss meets them.
+    """Mean true positive and true negative rates of pseudo-labels, per sample.
 
         MTPR = mean over i of |{j ≠ i : y_j = y_i, p_j = p_i}| / |{j ≠ i : y_j = y_i}|     actual false negatives that are found
         MTNR = mean over i of |{j : y_j ≠ y_i, p_j ≠ p_i}| / |{j : y_j ≠ y_i}|             actual negatives that stay negatives
 
-    From the counts of each pseudo-label, each class and each pair of them; no N × N comparison. Where every sample has a pseudo-label of
-    its own, as in instance-level learning, MTPR is 0 and MTNR 1. The first mean is over samples whose class has another sample, the
-    second over samples that have a negative.
+    Computed from the counts of each pseudo-label, each class and each pair of them, without an N × N comparison. If every sample has a
+    pseudo-label of its own, as in instance-level learning, MTPR is 0 and MTNR is 1. The first mean is over the samples whose class has
+    another sample, the second over the samples that have a negative.
 
     Args:
-        labels: (N,) pseudo-labels p, or (L, N) of several levels, of which the mean is taken. Below 0: alone.
-        truth: (N,) classes y; below 0: unknown, the sample is left out.
+        labels: (N,) pseudo-labels p, or (L, N) for several levels, whose mean is returned. A negative label is a
+            cluster of its own.
+        truth: (N,) classes y. Samples of unknown class (below 0) are left out.
     """
     levels_LN, truth_N = torch.as_tensor(labels).cpu(), torch.as_tensor(truth).cpu().to(torch.int64)
     levels_LN = levels_LN.unsqueeze(0) if levels_LN.ndim == 1 else levels_LN
@@ -68,15 +69,15 @@ def mtpr_mtnr(labels: Array, truth: Array) -> Rates:
 
 
 def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic") -> float:
-    """Normalised mutual information of (N,) pseudo-labels p and classes y, in [0, 1]: scikit-learn's.
+    """Normalised mutual information of (N,) pseudo-labels p and classes y in [0, 1], as in scikit-learn.
 
         NMI = I(p; y) / mean(H(p), H(y))
 
-    Samples of unknown class (below 0) are left out; one with a pseudo-label below 0 is a cluster of its own.
+    Samples of unknown class (below 0) are left out. A sample with a pseudo-label below 0 is a cluster of its own.
 
     Args:
         labels, truth: (N,).
-        normaliser: the mean of the entropies: "arithmetic" (scikit-learn's default), "geometric" (Strehl & Ghosh, 2002, which the IFND
+        normaliser: mean of the entropies. One of "arithmetic" (scikit-learn's default), "geometric" (Strehl & Ghosh, 2002, which the IFND
             paper cites), or "min" or "max" of the two.
     """
     from sklearn.metrics import normalized_mutual_info_score
@@ -86,26 +87,26 @@ def label_nmi(labels: Array, truth: Array, normaliser: Normaliser = "arithmetic"
     labels_N, truth_N = torch.as_tensor(labels).cpu().to(torch.int64), torch.as_tensor(truth).cpu().to(torch.int64)
     known_N = truth_N >= 0
     if not bool(known_N.any()):
-        raise KinfolkError("There are no labelled samples; clusters can't be compared with labels.")
+        raise KinfolkError("There are no labelled samples; clusters cannot be compared with labels.")
     return float(normalized_mutual_info_score(truth_N[known_N].numpy(), _alone(labels_N[known_N]).numpy(), average_method=normaliser))
 
 
 def nmi(
     features: Array, truth: Array, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS, normaliser: Normaliser = "arithmetic"
 ) -> Spread:
-    """Normalised mutual information of the classes and k-means clusters of the unit-norm features, over several k-means.
+    """Normalised mutual information of the classes and the k-means clusters of the unit-norm features, over several k-means runs.
 
     Args:
-        features: (N, F) of any length: directions alone count.
-        truth: (N,) classes; below 0: unknown, left out.
-        num_clusters: k; None: the number of classes.
-        seeds: one k-means for each.
-        normaliser: as of `label_nmi`.
+        features: (N, F). They are normalised to unit length.
+        truth: (N,) classes. Samples of unknown class (below 0) are left out.
+        num_clusters: k. None means the number of classes.
+        seeds: one k-means run for each.
+        normaliser: see `label_nmi`.
     """
     from kinfolk.clustering.kmeans import kmeans
 
     if not seeds:
-        raise ValueError("`seeds` must name at least one k-means")
+        raise ValueError("`seeds` (=()) must hold at least one seed")
     features_NF, truth_N = torch.as_tensor(features).cpu().float(), torch.as_tensor(truth).cpu().to(torch.int64)
     if features_NF.ndim != 2 or truth_N.shape != features_NF.shape[:1]:
         raise ValueError(
@@ -113,7 +114,7 @@ def nmi(
         )
     known_N = truth_N >= 0
     if not bool(known_N.any()):
-        raise KinfolkError("There are no labelled samples; clusters can't be compared with labels.")
+        raise KinfolkError("There are no labelled samples; clusters cannot be compared with labels.")
     unit_NF, truth_N = functional.normalize(features_NF[known_N], dim=1), truth_N[known_N]
     k = len(torch.unique(truth_N)) if num_clusters is None else num_clusters
     found = [label_nmi(kmeans(unit_NF, k, seed=seed).labels, truth_N, normaliser) for seed in seeds]
@@ -121,15 +122,15 @@ def nmi(
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of one or more values; the deviation is that of a sample, with n − 1."""
+    """Mean and sample standard deviation (n − 1) of one or more values."""
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan"))
 
 
 def quality_curve(epochs: Sequence[Mapping[str, Any]], names: Sequence[str] = ("nmi", "mtpr", "mtnr")) -> dict[str, list[float]]:
-    """Figure 6 of the paper: clustering quality through a training, from the lines of its metrics.jsonl (`Run.epochs()`).
+    """Clustering quality over the epochs of a training (Figure 6 of the paper), from the lines of metrics.jsonl (`Run.epochs()`).
 
     Returns:
-        `epoch` and each of `names`, for the epochs that have them all.
+        `epoch` and each of `names`, for the epochs that have all of them.
     """
     rows = [row for row in epochs if all(name in row for name in names)]
     return {name: [row[name] for row in rows] for name in ("epoch", *names)}
@@ -147,12 +148,12 @@ def _rates(label_N: Tensor, class_N: Tensor) -> tuple[float, float]:
 
 
 def _mean(rate_U: Tensor, weight_U: Tensor, counts_U: Tensor) -> float:
-    """Over the samples of the pairs that count; each pair stands for as many samples as it has."""
+    """Mean over the samples of the pairs selected by `counts_U`, each pair weighted by its number of samples."""
     return float((rate_U[counts_U] * weight_U[counts_U]).sum() / weight_U[counts_U].sum())
 
 
 def _alone(label_N: Tensor) -> Tensor:
-    """Negative labels replaced by labels that no other sample has."""
+    """Replaces negative labels by labels that no other sample has."""
     if not len(label_N) or int(label_N.min()) >= 0:
         return label_N
     return label_N.where(label_N >= 0, int(label_N.max()) + 1 + torch.arange(len(label_N)))

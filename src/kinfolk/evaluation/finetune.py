@@ -1,4 +1,4 @@
-"""Fine-tuning: the whole encoder and a linear classifier trained on few labels, on a copy of the encoder.
+"""Fine-tuning: a copy of the encoder and a linear classifier are trained together on few labels.
 
     ifnd   SGD, momentum 0.9, weight decay 5e-4, batch 256, 20 epochs; the encoder's rate is 0.01,    IFND, appendix C
            the classifier's 0.1 on a tenth of the labels and 1 on a hundredth; both × 0.2 after 60
@@ -6,10 +6,10 @@
     rcl    SGD, Nesterov momentum 0.9, no weight decay, batch 4,096, rate 0.05 · batch / 256 for both, RCL, section 5.2, which
            30 epochs on a tenth of the labels and 60 on a hundredth                                   follows SimCLR, appendix B.5
 
-Images are cropped and flipped as the views of the training; their colours stay.
+Images are cropped and flipped like the training views; their colours are not changed.
 
-Deviates from the papers in: on few samples there are more epochs, so that there are at least 200 steps, and RCL's rate goes by the size
-that the batches really have; its rate falls to 0 by a cosine, which neither paper states.
+Deviates from the papers in: with few samples the number of epochs is raised so that there are at least 200 steps; the learning rate of
+`rcl` is scaled by the actual batch size and decays to 0 with a cosine, which neither paper states.
 
 Dimension key: N training samples, M test samples, B batch, F features, K classes.
 """
@@ -26,19 +26,19 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from kinfolk.data.progress import show_progress
-from kinfolk.data.seeding import derive_seed, generator
+from kinfolk.data.prepare import show_progress
+from kinfolk.embedding import Images, Preparation, embed
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.embed import Images, Preparation, embed
 from kinfolk.models.build import adapt
+from kinfolk.seeding import derive_seed, generator, kept_random_state
 
 EPOCHS, FEWEST_STEPS = 20, 200
 A_TENTH = 0.09
-"""From this share on, labels are the papers' tenth; published lists of 10 % have slightly fewer."""
+"""Shares from here on use the settings for 10 % of the labels; published lists of 10 % are slightly smaller."""
 
 
 def tuning(name: str, fraction: float) -> dict[str, Any]:
-    """The arguments of `finetune` as the paper called `name` has them, on this share of the labels.
+    """Returns the arguments of `finetune` that the paper `name` uses for this share of the labels.
 
     Example:
         >>> tuning("ifnd", 0.01)["classifier_lr"], tuning("rcl", 0.1)["usual_epochs"]
@@ -54,11 +54,11 @@ def tuning(name: str, fraction: float) -> dict[str, Any]:
 
 
 TUNINGS = ("ifnd", "rcl")
-"""Settings of the papers, see above."""
+"""Names of the papers' settings, see the module docstring."""
 
 
 class Augmenting(Preparation, Protocol):
-    """What is needed of the views: `kinfolk.data.views.Views` and anything like it."""
+    """The interface needed of the views, such as `kinfolk.data.augmentation.views.Views`."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
         """(V, B, 3, size, size)."""
@@ -66,12 +66,12 @@ class Augmenting(Preparation, Protocol):
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What fine-tuning came to.
+    """Result of `finetune`.
 
     Args:
-        accuracy, top5: share of test samples whose class is the likeliest, or among the five likeliest, in [0, 1]; `top5` is NaN up to
-            five classes.
-        epochs, steps: how many there were.
+        accuracy, top5: share of test samples whose class has the highest score, or one of the five highest, in [0, 1]. `top5` is NaN with
+            five classes or fewer.
+        epochs, steps: number of epochs and optimiser steps.
         loss: mean cross-entropy over the last epoch.
     """
 
@@ -102,21 +102,21 @@ def finetune(
     device: torch.device | str | None = None,
     progress: bool = False,
 ) -> FinetuneResult:
-    """Trains a copy of `encoder` with a linear classifier on `train`, and classifies `test`, once, at the end. `encoder` stays as it is.
+    """Trains a copy of `encoder` with a linear classifier on `train`, and tests it on `test` once at the end. `encoder` is not changed.
 
     Args:
         encoder: (B, 3, H, W) → (B, F).
-        data: pixels and aspects by id.
-        views: its augmentation for training, its `evaluate` for testing.
-        train, test: ids (N,) and classes (N,), all labelled. A test class that training lacks counts as wrong.
-        epochs: None: `usual_epochs`, or more, for 200 steps.
-        batch_size, lr, classifier_lr, weight_decay, nesterov: of SGD; see `tuning` for those of the papers.
-        schedule: "steps": both rates × 0.2 after 60 and 80 % of the epochs; "cosine": to 0.
-        scale_lr: whether smaller batches, where there are not enough samples, have rates smaller in proportion.
-        usual_epochs: of enough samples.
-        seed: of order and augmentation.
-        device: None: where the encoder is.
-        progress: whether to show a bar.
+        data: pixels and aspect ratios by id.
+        views: augments the training images, and prepares the test images with its `evaluate`.
+        train, test: ids (N,) and classes (N,), all labelled. A test class without training samples counts as wrong.
+        epochs: None means `usual_epochs`, or as many as 200 steps need.
+        batch_size, lr, classifier_lr, weight_decay, nesterov: arguments of SGD. `tuning` returns those of the papers.
+        schedule: "steps" multiplies both rates by 0.2 after 60 and 80 % of the epochs; "cosine" lets them decay to 0.
+        scale_lr: whether to reduce the rates in proportion when batches are smaller than `batch_size`.
+        usual_epochs: number of epochs with enough samples.
+        seed: seed of order and augmentation.
+        device: None means the device of the encoder.
+        progress: whether to show a progress bar.
     """
     (ids_N, label_N), (test_ids_M, test_label_M) = ((ids.cpu(), labels.cpu()) for ids, labels in (train, test))
     if batch_size < 2:
@@ -127,11 +127,11 @@ def finetune(
     if len(classes_K) < 2:
         raise KinfolkError(f"Fine-tuning needs at least two classes; the {len(ids_N)} labelled training samples have {len(classes_K)}.")
     if not len(test_ids_M):
-        raise KinfolkError("The test part has no labelled samples; fine-tuning needs some to be measured on.")
+        raise KinfolkError("The test part has no labelled samples; fine-tuning needs some to measure accuracy.")
     batches = max(1, min(math.ceil(len(ids_N) / batch_size), len(ids_N) // 2))
     epochs = max(usual_epochs, math.ceil(FEWEST_STEPS / batches)) if epochs is None else epochs
     device = next(encoder.parameters()).device if device is None else torch.device(device)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with kept_random_state():
         torch.manual_seed(derive_seed(seed, "finetune"))  # dropout of the encoder
         copied = adapt(copy.deepcopy(encoder)).to(device)
         assert isinstance(copied.output_size, int)
@@ -154,7 +154,7 @@ def finetune(
                 total += float(loss.detach()) * len(place_B)
             scheduler.step()
             if not math.isfinite(total):
-                raise KinfolkError(f"The loss of fine-tuning is not finite in epoch {epoch + 1}; try a smaller rate.")
+                raise KinfolkError(f"The fine-tuning loss is not finite in epoch {epoch + 1}; use a smaller learning rate.")
     logits_MK = embed(model, data, views, test_ids_M, device=device)
     ranked_MK = classes_K[logits_MK.topk(min(5, len(classes_K)), 1).indices]
     right_MK = ranked_MK == test_label_M.unsqueeze(1)
@@ -163,7 +163,7 @@ def finetune(
 
 
 def _factor(schedule: Literal["steps", "cosine"], epoch: int, epochs: int) -> float:
-    """What the rates are multiplied by in this epoch."""
+    """Factor of the learning rates in this epoch."""
     if schedule == "cosine":
         return (1 + math.cos(math.pi * epoch / epochs)) / 2
     return 0.2 ** sum(epoch >= max(1, round(share * epochs)) for share in (0.6, 0.8))
@@ -172,7 +172,7 @@ def _factor(schedule: Literal["steps", "cosine"], epoch: int, epochs: int) -> fl
 def _batches(
     data: Images, views: Augmenting, ids_N: Tensor, number: int, seed: int, epoch: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented images and the places of their labels; the batches are as large as each other, so that none holds a single sample."""
+    """Yields augmented images and the positions of their labels. All batches are of about the same size, so that none has one sample."""
     order_N = torch.randperm(len(ids_N), generator=generator(seed, "finetune", epoch))
     for step, place_B in enumerate(order_N.tensor_split(number)):
         ids_B = ids_N[place_B]

@@ -1,14 +1,14 @@
-"""The linear probe as the papers train it: one fully connected layer by gradient descent on frozen features.
+"""The linear probes of the papers: one fully connected layer trained by gradient descent on frozen features.
 
     glofnd   AdamW, rate 0.1, batch 1024, 90 epochs on all labels, 285 on a tenth, 900 on fewer       GloFND, appendix D.1
     ifnd     SGD, rate 10, momentum 0.9, batch 256, 100 epochs, rate × 0.1 at 60 and 80               IFND, appendix C; MoCo v2
     ring     SGD, rate 0.01, momentum 0.9, batch 256, 100 epochs, constant rate                       Ring, section 5
     rcl      LARS, rate 1, Nesterov momentum 0.9, batch 4,096, 90 epochs, cosine                      RCL, section 5.2
 
-None of them decays weights. Deviates from the papers in: features are standardised, and for `glofnd` and `ifnd` scaled to a mean squared
-norm of 1, so that a rate means the same for any encoder; GloFND's early stopping on what is tested on is left out, and its rate falls
-to 0 by a cosine; RCL's probe takes at least 300 steps, where 90 epochs of a small data set are fewer. Augmented features, of which the
-papers make new ones for every epoch, are given as several versions, used in turn.
+None of them uses weight decay. Deviates from the papers in: features are standardised, and for `glofnd` and `ifnd` scaled to a mean
+squared norm of 1, so that a learning rate means the same for any encoder; GloFND's early stopping on the test set is left out, and its
+rate decays to 0 with a cosine; RCL's probe takes at least 300 steps, which 90 epochs of a small data set would not reach. The papers draw
+new augmentations in every epoch; here several augmented versions of the features are used in turn.
 
 Dimension key: N training samples, F features, V versions, K classes.
 """
@@ -25,12 +25,11 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from kinfolk.data.progress import show_progress
-from kinfolk.data.seeding import generator
+from kinfolk.data.prepare import show_progress
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.linear import labelled
-from kinfolk.evaluation.metrics import top5
+from kinfolk.evaluation.linear import labelled, top5
 from kinfolk.lars import LARS
+from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     Array = Tensor | np.ndarray
@@ -38,8 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How a probe is trained; `epochs` is of all labels, and with `grows` of a share f of them epochs / √f, at most ten times as many.
-    There are more epochs where they would come to fewer than `fewest_steps`."""
+    """How a probe is trained.
+
+    `epochs` is the number of epochs on all labels. With `grows`, a share f of the labels is trained for epochs / √f, at most ten times as
+    many. The number is raised where it would give fewer than `fewest_steps` steps.
+    """
 
     optimizer: Literal["sgd", "adamw", "lars"]
     lr: float
@@ -52,12 +54,12 @@ class ProbeSettings:
     fewest_steps: int = 0
 
     def epochs_of(self, fraction: float, num_samples: int | None = None) -> int:
-        """Epochs on this share of the labels, which are so many; without their number, of a data set that is large enough."""
+        """Epochs on this share of the labels. `num_samples` is their number; None means enough for `fewest_steps`."""
         epochs = min(10 * self.epochs, round(self.epochs / math.sqrt(fraction))) if self.grows else self.epochs
         return epochs if num_samples is None else max(epochs, math.ceil(self.fewest_steps / math.ceil(num_samples / self.batch_size)))
 
     def factor(self, progress: float) -> float:
-        """What the rate is multiplied by after this share of the epochs."""
+        """Factor of the learning rate after this share of the epochs."""
         if self.schedule == "cosine":
             return (1 + math.cos(math.pi * progress)) / 2
         return 1.0 if self.schedule == "constant" else 0.1 ** ((progress >= 0.6) + (progress >= 0.8))
@@ -73,13 +75,13 @@ PROBES = {
 
 @dataclass(frozen=True)
 class GradientResult:
-    """What a probe came to.
+    """Result of `gradient_probe`.
 
     Args:
-        accuracy: share of test samples that are classified rightly, in [0, 1], after the last epoch.
-        epochs: how many there were.
+        accuracy: share of test samples that are classified correctly after the last epoch, in [0, 1].
+        epochs: number of epochs.
         loss: mean cross-entropy over the last epoch.
-        top5: share of test samples whose class is among the five likeliest; NaN up to five classes.
+        top5: share of test samples whose class has one of the five highest scores. NaN with five classes or fewer.
     """
 
     accuracy: float
@@ -99,15 +101,15 @@ def gradient_probe(
     seed: int = 0,
     progress: bool = False,
 ) -> GradientResult:
-    """Accuracy of a linear classifier trained by gradient descent on frozen features. The test labels are met once, at the end.
+    """Accuracy of a linear classifier trained by gradient descent on frozen features. The test labels are used once, at the end.
 
     Args:
-        train_x: (N, F), or (V, N, F): versions of the features, such as of augmented pictures; epoch e sees version e mod V.
-        train_y, test_x, test_y: as `linear_probe`.
-        settings: a name of the module docstring, or others.
-        fraction: which share of all labels the training part is; GloFND trains longer on fewer.
-        seed: of the order of the samples.
-        progress: whether to show a bar.
+        train_x: (N, F), or (V, N, F) for several versions of the features, such as those of augmented images. Epoch e uses version e mod V.
+        train_y, test_x, test_y: see `linear_probe`.
+        settings: a name from the module docstring, or settings of your own.
+        fraction: share of all labels that the training part has. GloFND trains longer on fewer labels.
+        seed: seed of the order of the samples.
+        progress: whether to show a progress bar.
     """
     chosen = _settings(settings)
     versions = train_x if train_x.ndim == 3 else train_x[None]
@@ -132,7 +134,7 @@ def _trained(
     x_VNF: Tensor, class_N: Tensor, num_classes: int, how: ProbeSettings, epochs: int, seed: int, progress: bool
 ) -> tuple[nn.Linear, float]:
     num_versions, num, size = x_VNF.shape
-    layer = nn.Linear(size, num_classes, device="meta").to_empty(device="cpu")  # no random number is drawn
+    layer = nn.Linear(size, num_classes, device="meta").to_empty(device="cpu")  # draws no random numbers
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     optimizer: torch.optim.Optimizer

@@ -1,7 +1,7 @@
 """Weighted k-nearest-neighbour classification, in blocks of rows.
 
 Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018, section 3.4: each of the k most similar
-training samples votes for its class with the weight exp(s / temperature), s = cosine similarity.
+training samples votes for its class with the weight exp(s / temperature), where s is the cosine similarity.
 
 Dimension key: N training samples, M test samples, R rows of a block, F features, K neighbours, C classes.
 """
@@ -32,16 +32,16 @@ def knn_accuracy(
     k: int = 20,
     temperature: float = 0.1,
 ) -> float:
-    """Share of test samples whose class the vote of their k nearest training samples names, in [0, 1].
+    """Share of test samples that are classified correctly by their k nearest training samples, in [0, 1].
 
-    Without a test part each training sample is classified by all others (leave one out). Unlabelled samples (label −1) neither vote nor
-    count. A `k` beyond the number of voters means all of them. A tie goes to the lower class.
+    Without a test part, each training sample is classified by all others (leave one out). Unlabelled samples (label −1) are ignored. If
+    there are fewer than `k` training samples, all of them vote. A tie goes to the lower class.
 
     Args:
-        train_x, test_x: (N, F), (M, F), of any length: directions alone count.
-        train_y, test_y: (N,), (M,) classes; −1: unlabelled.
+        train_x, test_x: (N, F), (M, F). They are normalised to unit length.
+        train_y, test_y: (N,), (M,) classes; −1 means unlabelled.
         k: number of neighbours.
-        temperature: of the votes; small: the nearest decides.
+        temperature: temperature of the votes. With a small one, the nearest neighbour decides.
     """
     if (test_x is None) != (test_y is None):
         raise ValueError("`test_x` and `test_y` must be given together")
@@ -54,7 +54,7 @@ def knn_accuracy(
 
 @torch.no_grad()
 def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: int = 20, temperature: float = 0.1) -> Tensor:
-    """(M,) the class each row of `test_x` is given; without `test_x` (N,), each row of `train_x` by all others. See `knn_accuracy`."""
+    """(M,) predicted class of each row of `test_x`. Without `test_x`: (N,), each row of `train_x` by all others. See `knn_accuracy`."""
     if k < 1:
         raise ValueError(f"`k` (={k}) must be at least 1")
     if not temperature > 0:
@@ -68,7 +68,7 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
     if test_MF.shape[1] != train_NF.shape[1]:
         raise ValueError(f"`test_x` (={test_MF.shape[1]} features) must have as many as `train_x` (={train_NF.shape[1]})")
     if not bool(train_NF.isfinite().all() and test_MF.isfinite().all()):
-        raise KinfolkError("The features hold values that are not finite numbers; nearest neighbours can't be taken.")
+        raise KinfolkError("The features contain values that are not finite, so nearest neighbours cannot be computed.")
     classes_C, class_N = torch.unique(train_y, return_inverse=True)
     k = min(k, len(train_NF) - leave_one_out)
     rows = max(1, _BLOCK_ELEMENTS // len(train_NF))
@@ -79,7 +79,7 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
             own_R = torch.arange(len(sim_RN), device=sim_RN.device)
             sim_RN[own_R, start + own_R] = -torch.inf
         sim_RK, index_RK = sim_RN.topk(k)
-        # Relative to the nearest, so that a small temperature does not overflow: a factor common to all votes of a row.
+        # Relative to the nearest neighbour, so that a small temperature does not overflow. The factor is common to all votes of a row.
         votes_RK = ((sim_RK - sim_RK[:, :1]) / temperature).exp()
         votes_RC = votes_RK.new_zeros(len(sim_RN), len(classes_C)).scatter_add_(1, class_N[index_RK], votes_RK)
         predicted.append(classes_C[votes_RC.argmax(1)])
@@ -89,7 +89,7 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
 def _tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
         return array
-    return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns of arrays it could not write to
+    return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns about arrays that are not writeable
 
 
 def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:

@@ -1,42 +1,201 @@
-"""Linear probe: multinomial logistic regression on frozen, standardised features, its ℓ2 strength chosen inside the training part.
+"""The linear probe, its logistic regression, and the classification metrics that the probe and transfer share.
 
-Dimension key: N training samples, F features, S strengths.
+The probe is a multinomial logistic regression on frozen, standardised features. Its ℓ2 strength is chosen on held-out training labels.
+
+Dimension key: N training samples, M test samples, F features, K classes.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from kinfolk.data.progress import show_progress
-from kinfolk.data.seeding import generator
+from kinfolk.data.prepare import show_progress
+from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.logistic import Probe
 
 if TYPE_CHECKING:
     Array = Tensor | np.ndarray
 
+
+TOP = 5
+
+
+def top5(scores: np.ndarray, classes: np.ndarray, truth: np.ndarray) -> float:
+    """Share of samples whose class has one of the five highest scores. Scores (M, K), their classes (K,), truth (M,). NaN if K ≤ 5.
+
+    Example:
+        >>> top5(np.eye(6), np.arange(6), np.array([0, 1, 2, 3, 4, 9]))
+        0.8333333333333334
+    """
+    if len(classes) <= TOP:
+        return math.nan
+    highest = np.argpartition(-scores, TOP - 1, axis=1)[:, :TOP]
+    return float((classes[highest] == truth[:, None]).any(1).mean())
+
+
+def mean_per_class(predicted: np.ndarray, truth: np.ndarray) -> float:
+    """Mean over the classes of `truth` of the share of their samples that are classified correctly; (M,), (M,).
+
+    Example:
+        >>> mean_per_class(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))
+        0.5
+    """
+    if not len(truth):
+        return float("nan")
+    classes_K, class_M = np.unique(truth, return_inverse=True)
+    right_K = np.bincount(class_M, weights=predicted == truth, minlength=len(classes_K))
+    return float((right_K / np.bincount(class_M)).mean())
+
+
+def average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
+    """Precision averaged over recall. NaN if there is no positive.
+
+    Args:
+        scores: (M,). Samples with equal scores are retrieved together.
+        truth: (M,) 1 for positives, 0 for negatives. Samples below 0 are ignored.
+        points: None computes Σ (Rₙ − Rₙ₋₁) Pₙ, as in scikit-learn. 11 computes the metric of VOC 2007: the mean over the recalls
+            0, 0.1 … 1 of the highest precision at that recall or beyond.
+    """
+    from sklearn.metrics import average_precision_score, precision_recall_curve
+
+    known = truth >= 0
+    if not (truth[known] == 1).any():
+        return float("nan")
+    if points is None:
+        return float(average_precision_score(truth[known], scores[known]))
+    precision, recall, _ = precision_recall_curve(truth[known], scores[known])
+    levels = np.linspace(0, 1, points)
+    return float(np.mean([precision[:-1][recall[:-1] >= level - 1e-12].max() for level in levels]))
+
+
+def mean_average_precision(scores: np.ndarray, truth: np.ndarray, points: int | None = None) -> float:
+    """Mean of `average_precision` over the classes that have a positive; (M, K), (M, K). NaN if no class has one."""
+    found = [average_precision(scores[:, k], truth[:, k], points) for k in range(truth.shape[1])]
+    counted = [value for value in found if np.isfinite(value)]
+    return float(np.mean(counted)) if counted else float("nan")
+
+
+Metric = Literal["top1", "mean-per-class", "map"]
+NAN = float("nan")
+
+
+class SingleLabelClassifier:
+    """Logistic regression for samples of one class each. With the metric "map", also one classifier per class against the rest."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, rankers: MultiLabelClassifier | None, max_iter: int) -> None:
+        self.probe, self.classes, self.rankers = Probe(x, y, max_iter), np.unique(y), rankers
+
+    def fit(self, strength: float) -> bool:
+        """Fits all classifiers. Returns whether they converged."""
+        converged = self.probe.fit(strength / len(self.probe.y))
+        return (self.rankers is None or self.rankers.fit(strength)) and converged
+
+    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Metrics by name. Those that were not requested are NaN."""
+        predicted = self.probe.predict(x)
+        ranked = {"map": NAN, "map-11": NAN} if self.rankers is None else self.rankers.measure(x, one_hot(y, self.classes))
+        return {**ranked, "top1": float((predicted == y).mean()), "mean-per-class": mean_per_class(predicted, y)}
+
+
+class MultiLabelClassifier:
+    """One logistic regression for each label that some samples have and others do not."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
+        self.labels = [label for label in range(y.shape[1]) if {0, 1} <= set(np.unique(y[:, label]).tolist())]
+        self.probes = [Probe(x[y[:, label] >= 0], y[y[:, label] >= 0, label], max_iter) for label in self.labels]
+
+    def fit(self, strength: float) -> bool:
+        """Fits all classifiers. Returns whether they converged."""
+        converged = [probe.fit(strength / len(probe.y)) for probe in self.probes]
+        return all(converged)
+
+    def measure(self, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Metrics by name; `y` is (M, K), as in training."""
+        scores, truth = np.stack([probe.scores(x) for probe in self.probes], 1), y[:, self.labels]
+        found = {name: mean_average_precision(scores, truth, points) for name, points in (("map", None), ("map-11", 11))}
+        return {"top1": NAN, "mean-per-class": NAN, **found}
+
+
+def one_hot(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """(M, K) 1 where a sample is of a class."""
+    return np.asarray(y[:, None] == classes, dtype=np.int64)
+
+
+def classifier(x: np.ndarray, y: np.ndarray, metric: Metric, max_iter: int) -> SingleLabelClassifier | MultiLabelClassifier | None:
+    """A classifier for (N,) classes or (N, K) labels. None if there are fewer than two classes."""
+    if y.ndim == 2:
+        several = MultiLabelClassifier(x, y, max_iter)
+        return several if several.probes else None
+    if len(np.unique(y)) < 2:
+        return None
+    rankers = MultiLabelClassifier(x, one_hot(y, np.unique(y)), max_iter) if metric == "map" else None
+    return SingleLabelClassifier(x, y, rankers, max_iter)
+
+
+class Probe:
+    """Logistic regression on standardised features. Every fit starts from scratch, so a strength always gives the same result."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, max_iter: int) -> None:
+        from sklearn.linear_model import LogisticRegression
+
+        self.mean = x.mean(0, dtype=np.float64).astype(np.float32)
+        deviation = x.std(0, dtype=np.float64).astype(np.float32)
+        self.deviation = np.where(deviation > 0, deviation, np.float32(1))
+        self.x, self.y = self._standardised(x), y
+        self.model: Any = LogisticRegression(solver="lbfgs", max_iter=max_iter)
+
+    def fit(self, strength: float) -> bool:
+        """Fits with the penalty `strength`. Returns whether the fit converged."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        self.model.set_params(C=1 / (strength * len(self.y)))  # scikit-learn weighs the sum of the losses against ‖w‖² / 2
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            self.model.fit(self.x, self.y)
+        return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """(M,) predicted class of each row."""
+        return np.asarray(self.model.predict(self._standardised(x)))
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """(M, K) logits of the classes in order. With two classes: (M,) logits of the higher class."""
+        return np.asarray(self.model.decision_function(self._standardised(x)))
+
+    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Share of the rows that are classified correctly."""
+        return float((self.predict(x) == y).mean())
+
+    def top5(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Share of the rows whose class has one of the five highest scores. NaN with five classes or fewer."""
+        return top5(self.scores(x).reshape(len(x), -1), np.asarray(self.model.classes_), y)
+
+    def _standardised(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray((x - self.mean) / self.deviation)
+
+
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 ENOUGH_HELD_OUT, MOST_REPEATS = 200, 5
-"""Samples to choose a strength by, and how often another part is held out where one has fewer."""
+"""Number of held-out samples wanted for choosing a strength, and the highest number of hold-outs where one is smaller than that."""
 
 
 @dataclass(frozen=True)
 class LinearResult:
-    """What a linear probe found.
+    """Result of `linear_probe`.
 
     Args:
-        accuracy: share of test samples that are classified rightly, in [0, 1].
+        accuracy: share of test samples that are classified correctly, in [0, 1].
         strength: the chosen ℓ2 penalty.
-        held_out: accuracy on the held-out training labels for each strength tried, strongest first; empty where nothing could be held out.
+        held_out: accuracy on the held-out training labels for each strength, strongest first. Empty if nothing could be held out.
         converged: whether the final fit reached its tolerance.
-        top5: share of test samples whose class is among the five likeliest; NaN up to five classes.
+        top5: share of test samples whose class has one of the five highest scores. NaN with five classes or fewer.
     """
 
     accuracy: float
@@ -62,20 +221,20 @@ def linear_probe(
 
         minimise over w    mean cross-entropy + strength / 2 · ‖w‖²
 
-    The strength is the one with the best accuracy on a stratified, held-out part of the **training** labels (the stronger in a tie); the
-    classifier is then fitted again on all training labels and meets the test labels once. Features are standardised by mean and deviation
-    of what is fitted. Samples without a label (−1) are left out. Of few samples several parts are held out in turn, up to five, and the
-    mean decides. A class with one training sample is never held out; where no class has two, nothing can be held out and the middle
-    strength is taken.
+    The strength with the best accuracy on a stratified, held-out part of the **training** labels is chosen (the stronger one in a tie). The
+    classifier is then fitted again on all training labels and tested once. Features are standardised by the mean and deviation of the
+    samples that are fitted. Samples without a label (−1) are left out. With few samples, up to five parts are held out in turn and their
+    mean decides. A class with one training sample is never held out. If no class has two, nothing can be held out and the middle strength
+    is used.
 
     Args:
         train_x, test_x: (N, F), (M, F).
-        train_y, test_y: classes; −1: unlabelled. A test class that training lacks counts as wrong.
-        strengths: ℓ2 penalties to choose from, for the *mean* loss, so that they mean the same for any number of samples.
+        train_y, test_y: classes; −1 means unlabelled. A test class without training samples counts as wrong.
+        strengths: ℓ2 penalties to choose from. They apply to the *mean* loss, so they mean the same for any number of samples.
         holdout: share of each class that is held out, at least one sample.
-        seed: of the held-out part.
+        seed: seed of the held-out part.
         max_iter: L-BFGS iterations of a fit.
-        progress: whether to show a bar.
+        progress: whether to show a progress bar.
     """
     if not strengths or not min(strengths) > 0:
         raise ValueError(f"`strengths` (={tuple(strengths)}) must be one or more numbers above 0")
@@ -98,7 +257,7 @@ def linear_probe(
                 held = held_out_part(y, holdout, seed, repeat)
                 probe = Probe(x[~held], y[~held], max_iter)
             probe.fit(candidate)
-            right[candidate] = right.get(candidate, 0) + int((probe.predict(x[held]) == y[held]).sum())  # whole numbers: ties are ties
+            right[candidate] = right.get(candidate, 0) + int((probe.predict(x[held]) == y[held]).sum())  # integers, so that ties are exact
         held_out = {candidate: number / (repeats * int(held.sum())) for candidate, number in right.items()}
         strength = max(ordered, key=lambda candidate: right[candidate])
     probe = Probe(x, y, max_iter)
@@ -106,20 +265,8 @@ def linear_probe(
     return LinearResult(probe.accuracy(xt, yt), strength, held_out, converged, probe.top5(xt, yt))
 
 
-def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
-    """(N,) True for the samples held out: of each class with at least two samples `share`, rounded, at least one and never all."""
-    key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
-    order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
-    held = np.zeros(len(y), dtype=bool)
-    for label in np.unique(y):
-        members = order[y[order] == label]
-        if len(members) > 1:
-            held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
-    return held
-
-
 def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Features as float32 and labels, of the labelled samples alone; what can't be used is refused. `part`: "train" or "test"."""
+    """Features as float32 and labels of the labelled samples, checked. `part` is "train" or "test"."""
     features = x.detach().cpu().float().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float32)
     labels = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
@@ -130,5 +277,5 @@ def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
     if not known.any():
         raise KinfolkError(f"The {part} part has no labelled samples; a linear probe needs labels.")
     if not np.isfinite(features).all():
-        raise KinfolkError(f"The features of the {part} part hold values that are not finite numbers.")
+        raise KinfolkError(f"The features of the {part} part contain values that are not finite.")
     return features[known], labels[known]

@@ -1,25 +1,209 @@
-"""The protocols as `kinfolk eval` runs them on the encoder's features: nearest neighbours, linear probes, transfer, clusters.
+"""The protocols of `kinfolk eval` on images, and their results on disk.
 
-Each returns what `RUN/eval/PROTOCOL.json` holds.
+Each `run_…` function returns what `RUN/eval/PROTOCOL.json` contains: nearest neighbours, linear probes, transfer and clusters on the
+encoder's features, fine-tuning of the encoder, and the false negatives that the method detects. The protocols for image–text models are
+in `retrieval`.
+
+Dimension key: N training samples, V views, D embedding, B anchors.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from kinfolk.data.augmentation.views import Views
+from kinfolk.detectors import GloFND
+from kinfolk.embedding import Divided, Parts, divide, embed
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.clusters import SEEDS, Normaliser
-from kinfolk.evaluation.parts import Divided, Parts, divide
-from kinfolk.evaluation.subsets import ListedSubset, read_subset
+from kinfolk.evaluation.semi_supervised import ListedSubset, label_subset, read_subset
+from kinfolk.files import write_text
+from kinfolk.seeding import generator
+
+if TYPE_CHECKING:
+    from kinfolk.data.images import ImageData
+    from kinfolk.frameworks.base import Framework
+
+
+FOLDER = "eval"
+
+
+def write_result(run: Path | str, protocol: str, result: Mapping[str, Any]) -> Path:
+    """Writes `{"protocol": …, **result}` to `RUN/eval/PROTOCOL.json`. Replaces an older file. NaN and infinity become null."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", protocol):
+        raise ValueError(f"`protocol` (={protocol!r}) must be lower-case letters, digits, - and _")
+    folder = Path(run) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{protocol}.json"
+    text = json.dumps(_plain({"protocol": protocol, **result}), indent=2, allow_nan=False)
+    write_text(path, text + "\n")
+    return path
+
+
+def read_results(run: Path | str) -> dict[str, dict[str, Any]]:
+    """All results of a run by protocol, in alphabetical order. Empty if nothing has been evaluated."""
+    results = {}
+    for path in sorted((Path(run) / FOLDER).glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise KinfolkError(f"{path} is not valid JSON ({error}); evaluate again, or remove it.") from error
+        if not isinstance(result, dict):
+            raise KinfolkError(f"{path} is not a result; evaluate again, or remove it.")
+        results[path.stem] = result
+    return results
+
+
+def _plain(value: Any) -> Any:
+    """Converts `value` to JSON types: numpy and torch numbers to numbers, keys to text, numbers that are not finite to None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and hasattr(value, "ndim"):
+        return _plain(value.item() if value.ndim == 0 else value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+FINETUNED = (0.1, 0.01)
+MOST_ANCHORS, ALPHA, NUM_VIEWS = 10_000, 0.01, 2
+
+
+def run_finetune(
+    encoder: nn.Module,
+    images: ImageData,
+    views: Views,
+    parts: Parts,
+    seed: int,
+    *,
+    fractions: Sequence[float] = FINETUNED,
+    lists: Sequence[Path] = (),
+    settings: str = "ifnd",
+    epochs: int | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Fine-tuning on shares of the labels, or on the labels listed in `lists`. Each starts from the given encoder. `accuracy` is the mean
+    over them. `settings` is a name from `finetune.TUNINGS`."""
+    from kinfolk.evaluation.finetune import finetune, tuning
+
+    used = divide(parts, seed, "fine-tuning")
+    cropping = Views(**{**views.config(), "jitter": 0.0, "grey": 0.0, "blur": 0.0, "solarise": 0.0})
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ids, labels, test_ids, test_labels = map(torch.from_numpy, (used.train_ids, used.train_y, used.test_ids, used.test_y))
+    wanted = [
+        (fraction, label_subset(used.train_y, fraction, seed), of_subset(None, 0)) for fraction in sorted(set(fractions), reverse=True)
+    ]
+    named = listed_among(used, lists, images.samples.keys)
+    wanted += [(float(each.used.mean()), each.used, of_subset(each.name, each.listed)) for each in named]
+    rows = []
+    for fraction, mask, subset in wanted:
+        chosen = torch.from_numpy(mask)
+        found = finetune(
+            encoder,
+            images,
+            cropping,
+            (ids[chosen], labels[chosen]),
+            (test_ids, test_labels),
+            epochs=epochs,
+            seed=seed,
+            device=device,
+            progress=progress,
+            **tuning(settings, fraction),
+        )
+        rows.append({**subset, "fraction": fraction, "labels": int(chosen.sum()), **asdict(found)})
+        if found.top5 != found.top5:
+            del rows[-1]["top5"]
+    return {
+        **averages(rows),
+        "fractions": rows,
+        "finetuning": settings,
+        "train": len(labels),
+        "test": len(test_labels),
+        "seed": seed,
+        "measured_on": used.measured_on,
+    }
+
+
+class Augmented:
+    """Stands in for the views in `embed`: returns one augmented view of each image, drawn anew in every call."""
+
+    def __init__(self, views: Views, seed: int, version: int) -> None:
+        self.views, self.seed, self.version, self.calls = views, seed, version, 0
+
+    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
+        """(B, 3, size, size) augmented."""
+        draw = generator(self.seed, "augmented", self.version, self.calls, device=pixels.device)
+        self.calls += 1
+        return self.views(pixels, draw, aspect=aspect, num_views=1)[0]
+
+
+def run_kin(
+    framework: Framework,
+    images: ImageData,
+    views: Views,
+    seed: int,
+    *,
+    alpha: float | None = None,
+    most_anchors: int = MOST_ANCHORS,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Quality of the method's detection at the end of its training, over all training samples with two views each, in the contrasted
+    space. The result also has the quality of the exact quantile, and the mean similarities of true positives and false negatives."""
+    from kinfolk.evaluation.detection import detection_quality, kin_similarity, threshold_error
+
+    num = images.num_train
+    if images.labels is None or not bool((images.labels[:num] >= 0).any()):
+        raise UsageError("the training samples have no labels, so detected false negatives cannot be checked; give labelled data")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ids, labels = torch.arange(num), images.labels[:num]
+    parts = [
+        embed(framework, images, Augmented(views, seed, view), ids, device=device, progress=progress, projected=True)
+        for view in range(NUM_VIEWS)
+    ]
+    framework.to("cpu")
+    z_NVD = torch.stack(parts, 1)
+    detector = framework.detectors[0] if len(framework.detectors) == 1 else None  # several detectors each see a part of the embedding
+    learner = None if detector is None else next((part for part in detector.modules() if isinstance(part, GloFND)), None)
+    own = None if learner is None or learner.alphas is not None else learner.alpha  # no exact counterpart for an α per sample
+    share = alpha or own or ALPHA
+    anchors = ids if num <= most_anchors else torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most_anchors].sort().values
+    find = None if detector is None else lambda block: detector.find(block).levels
+    with torch.no_grad():
+        found = detection_quality(z_NVD, labels, share, find, anchors=anchors, progress=progress)
+    similar = kin_similarity(z_NVD, labels)
+    result: dict[str, Any] = {} if found.rule is None else found.rule.metrics()
+    result["exact"] = found.exact.metrics()
+    if learner is not None and share == own:
+        result["threshold"] = threshold_error(learner.thresholds[anchors], found.thresholds)._asdict()
+    return {
+        **result,
+        "tp_similarity": similar.true_positive,
+        "fn_similarity": similar.false_negative,
+        "tn_similarity": similar.true_negative,
+        "alpha": share,
+        "anchors": len(anchors),
+        "samples": num,
+        "views": NUM_VIEWS,
+        "seed": seed,
+        "measured_on": "train split" if len(anchors) == num else f"{len(anchors):,} anchors against the train split",
+    }
 
 
 def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
-    """Weighted nearest neighbours, on the test split or leaving one out."""
+    """Weighted nearest neighbours, on the test split or with leave-one-out."""
     from kinfolk.evaluation.knn import knn_accuracy
 
     accuracy = knn_accuracy(parts.train_x, parts.train_y, parts.test_x, parts.test_y, k=k, temperature=temperature)
@@ -56,9 +240,9 @@ def run_semi(
     keys: Sequence[str] = (),
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Linear probes on shares of the labels, or on the labels that `lists` name; `accuracy` is the mean over them, as in the column Average
-    of the GloFND paper's Table 1. `keys`: of all samples, for the lists."""
-    from kinfolk.evaluation.semi import semi_supervised
+    """Linear probes on shares of the labels, or on the labels listed in `lists`. `accuracy` is the mean over them, as in the column Average
+    of Table 1 of the GloFND paper. `keys` are the keys of all samples, needed for the lists."""
+    from kinfolk.evaluation.semi_supervised import semi_supervised
 
     used = divide(parts, seed, "the linear probe")
     given = (used.train_x, used.train_y, used.test_x, used.test_y)
@@ -88,17 +272,17 @@ def run_semi(
 
 
 def listed_among(used: Divided, lists: Sequence[Path], keys: Sequence[str]) -> list[ListedSubset]:
-    """What each list names of the training part."""
+    """The training samples that each list names."""
     return [read_subset(path, [keys[row] for row in used.train_ids]) for path in lists]
 
 
 def of_subset(name: str | None, listed: int) -> dict[str, Any]:
-    """The list that labels were taken from; empty where they were drawn."""
+    """Name and size of the list that labels were taken from. Empty if they were drawn."""
     return {} if name is None else {"subset": name, "listed": listed}
 
 
 def with_top5(share: float) -> dict[str, float]:
-    """The share under its name; empty where there are too few classes for one."""
+    """`{"top5": share}`, or empty if there are too few classes."""
     return {"top5": share} if math.isfinite(share) else {}
 
 
@@ -118,8 +302,8 @@ def run_transfer(
     how: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Logistic regression on one more data set; what was measured `before` on others is kept. `accuracy` is the mean over the sets. `how`:
-    what else to say of the features of this one."""
+    """Logistic regression on one more data set. Results `before` on other data sets are kept. `accuracy` is the mean over the data sets.
+    `how` holds further entries about the features of this one."""
     from kinfolk.evaluation.transfer import metric_of, transfer
 
     used = divide(parts, seed, "transfer")
@@ -153,7 +337,7 @@ def run_transfer(
 def run_clusters(
     parts: Parts, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS, normaliser: Normaliser = "arithmetic"
 ) -> dict[str, Any]:
-    """Normalised mutual information of the labels and k-means clusters of the features of the training split, over several k-means."""
+    """Normalised mutual information of the labels and the k-means clusters of the training features, over several k-means runs."""
     from kinfolk.evaluation.clusters import nmi
 
     k = len(np.unique(parts.train_y)) if num_clusters is None else num_clusters

@@ -1,7 +1,7 @@
-"""A ResNet as detectron2's model zoo keeps it: a pickle of arrays under detectron2's names.
+"""A ResNet in the format of detectron2's model zoo: a pickle of arrays under detectron2's names.
 
-The names are those that detectron2's own converter of torchvision files gives: conv1 → stem.conv1, bn1 → conv1.norm, layer1 → res2,
-downsample → shortcut. The file is written here and never read: reading a pickle runs what it says.
+The names are those of detectron2's own converter of torchvision files: conv1 → stem.conv1, bn1 → conv1.norm, layer1 → res2,
+downsample → shortcut. The file is only written, never read, because reading a pickle can run code.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def detectron2_name(name: str) -> str:
 
 
 def write_pickle(state: Mapping[str, Tensor], file: BinaryIO) -> None:
-    """Writes the zoo's form: `model` with the arrays, `__author__`, and that names are to be matched from their ends."""
+    """Writes the arrays as `model`, with `__author__` and the flag that makes detectron2 match names from their ends."""
     arrays = {detectron2_name(name): value.detach().cpu().numpy() for name, value in state.items()}
-    _Plain(file, protocol=4).dump({"model": arrays, "__author__": "kinfolk", "matching_heuristics": True})
+    _PlainPickler(file, protocol=4).dump({"model": arrays, "__author__": "kinfolk", "matching_heuristics": True})
 
 
 def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str:
-    """What detectron2's configuration must say for a network that was trained with these means and deviations of RGB in [0, 1]."""
+    """The detectron2 configuration for a network trained with this mean and standard deviation of RGB values in [0, 1]."""
     pixels = [", ".join(f"{255 * value:.3f}" for value in values) for values in (mean, std)]
     narrow = "\n    RES2_OUT_CHANNELS: 64" if depth < 50 else ""
     return (
@@ -51,8 +51,8 @@ def config_lines(depth: int, mean: Sequence[float], std: Sequence[float]) -> str
     )
 
 
-class _Plain(pickle.Pickler):
-    """Arrays by their shape, type and bytes, which every version of numpy reads; its own way names modules that older ones lack."""
+class _PlainPickler(pickle.Pickler):
+    """Pickles arrays by shape, type and bytes, which all versions of numpy can read; numpy's own format names modules that some lack."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):

@@ -1,12 +1,11 @@
-"""Where anchors and candidates come from."""
+"""Frameworks: where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SogCLRCLIP
 from kinfolk.frameworks.cmc import CMC
 from kinfolk.frameworks.ir import IR
 from kinfolk.frameworks.la import LA
-from kinfolk.frameworks.moco import MoCo
-from kinfolk.frameworks.mocov3 import MoCoV3
+from kinfolk.frameworks.moco import MoCo, MoCoV3
 from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.rcl import RCL
@@ -30,7 +29,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "sogclr-clip": SogCLRCLIP,
     "fastclip": FastCLIPFramework,
 }
-"""The names of the method grammar."""
+"""Frameworks by their name in a method."""
 
 __all__ = [
     "CLIP",

@@ -1,4 +1,4 @@
-"""What a framework is: it says where anchors and candidates come from, and owns the networks that make them.
+"""The base class of frameworks. A framework owns the networks and decides where anchors and candidates come from.
 
 Dimension key: V views, B batch, S batches of an epoch, F features, D embedding.
 """
@@ -17,17 +17,17 @@ from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
 from kinfolk.objectives.base import unit
 from kinfolk.stats import Stats
-from kinfolk.stores.exact import OnHost
+from kinfolk.stores.per_sample import OnHost
 
 
 @dataclass(frozen=True)
 class OwnRate:
-    """Parameters with a learning rate of their own: without weight decay, and outside the schedule.
+    """Parameters with a separate learning rate, without weight decay and outside the schedule.
 
     Args:
-        parameters: these.
-        lr: their rate.
-        factor: what it is multiplied by at the present state; asked after every step.
+        parameters: the parameters.
+        lr: their learning rate.
+        factor: called after every step; returns the current factor of the rate.
     """
 
     parameters: tuple[nn.Parameter, ...]
@@ -36,7 +36,7 @@ class OwnRate:
 
 
 class Framework(OnHost, ABC):
-    """Abstract. An encoder and a head in training; its `state_dict` is the whole state of the method.
+    """Abstract. An encoder and a head in training. Its `state_dict` is the complete state of the method.
 
     Args:
         encoder: (B, 3, H, W) → (B, F).
@@ -48,11 +48,11 @@ class Framework(OnHost, ABC):
     needs: ClassVar[str] = ""
     num_views: ClassVar[int] = 2
     channels: ClassVar[tuple[int, ...]] = (3,)
-    """Channels of a picture that each of its encoders sees; several parts: the encoder and the head are `Split` ones."""
+    """Image channels of each encoder. With more than one entry, encoder and head are a `SplitEncoder` and a `SplitHead`."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
-    """What a sample consists of; with "text" its `forward` is given `tokens` and `groups` too, and it has a text tower."""
+    """Parts of a sample. With "text", there is a text tower and `forward` also receives `tokens` and `groups`."""
     view_options: ClassVar[Mapping[str, object]] = {}
-    """Settings of the views that it cannot do without."""
+    """Settings of the views that the framework requires."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -63,31 +63,31 @@ class Framework(OnHost, ABC):
         """Scalar loss of (V, B, 3, H, W) views of the samples `ids` (B,)."""
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, F) what is evaluated and exported."""
+        """(B, F) features that are evaluated and exported."""
         features: Tensor = self.encoder(images)
         return features
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) the unit-norm embedding that is contrasted."""
+        """(B, D) unit-norm embeddings that are contrasted."""
         return unit(self.head(self.features(images)))
 
     def after_step(self) -> None:
-        """Called after every optimiser step: momentum encoders and the like. Default: nothing."""
+        """Called after every optimiser step, for example to update a momentum encoder. Default: does nothing."""
 
     @property
     def own_rates(self) -> tuple[OwnRate, ...]:
-        """Parameters whose learning rate is not the optimiser's. Default: none."""
+        """Parameters with a separate learning rate. Default: none."""
         return ()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What it has to tell of itself at the end of an epoch, such as a learnt temperature. Default: what its detectors tell; of two
-        that tell the same, the first."""
+        """Metrics logged at the end of each epoch, such as a learned temperature. Default: the metrics of its detectors. If two have the
+        same name, that of the first is used."""
         return {name: value for detector in reversed(self.detectors) for name, value in detector.metrics.items()}
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """Every loss it takes; several: each has a detector of its own, which sees one direction."""
+        """All losses. If there are several, each has its own detector for one direction."""
         return (self.objective,)
 
     @property
@@ -97,19 +97,19 @@ class Framework(OnHost, ABC):
 
     @property
     def stats(self) -> Stats:
-        """The counts of the last step, over all objectives."""
+        """Counts of the last step, over all objectives."""
         first, *others = (each.stats for each in self.objectives)
         return sum(others, first)
 
     @property
     def space(self) -> Space:
-        """Which features `refresh` receives."""
+        """The space of the features that `refresh` receives."""
         return next((detector.space for detector in self.detectors), "projected")
 
     @property
     def known_features(self) -> Tensor | None:
-        """(N, D) unit-norm embeddings of all samples, where it keeps them anyway and has seen them all; None: they have to be computed for
-        `refresh`."""
+        """(N, D) unit-norm embeddings of all samples, if the framework stores them and has seen all samples. None means that they must be
+        computed for `refresh`."""
         return None
 
     @property
@@ -118,17 +118,17 @@ class Framework(OnHost, ABC):
         return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Gives (N,) labels for precision, recall and F1 in `stats`; see `Objective.set_eval_labels`."""
+        """Sets (N,) labels for precision, recall and F1 in `stats`; see `Objective.set_eval_labels`."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Gives (N,) groups, known positives; see `Objective.know`."""
+        """Sets (N,) groups of known positives; see `Objective.set_groups`."""
         for objective in self.objectives:
             objective.set_groups(groups)
 
     def due(self, epoch: int) -> bool:
-        """Whether `refresh` is to be called before this epoch, counted from 0."""
+        """Whether `refresh` must be called before this epoch, counted from 0."""
         return any(detector.due(epoch) for detector in self.detectors)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -137,45 +137,44 @@ class Framework(OnHost, ABC):
             detector.refresh(features, progress)
 
     def finish(self, features: Tensor | None) -> None:
-        """Called after the last epoch with features as for `refresh`: detectors that describe the finished encoder are refreshed with the
-        progress 1."""
+        """Called after the last epoch with the features of `refresh`. Refreshes detectors that describe the final encoder."""
         for detector in self.detectors:
             if detector.refreshed_at_end:
                 detector.refresh(None if detector.collects else features, 1.0)
 
     @property
     def refresh_model(self) -> nn.Module:
-        """What embeds the samples for `refresh`, by `features` and `embed`. Default: the framework itself."""
+        """The model whose `features` and `embed` provide the features for `refresh`. Default: the framework itself."""
         return self
 
     @property
-    def renewed(self) -> tuple[nn.Parameter, ...]:
-        """What the refresh of this epoch sets anew: the optimiser forgets what it knows of these parameters. Default: nothing."""
+    def reinitialised(self) -> tuple[nn.Parameter, ...]:
+        """Parameters that the refresh of this epoch reinitialises. The optimiser discards its state for them. Default: none."""
         return ()
 
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
-        """(S·B,) the samples of an epoch's joined batches, one after the other, asked for before its first step; a function of its state
-        and the generator. Default: None, a random order."""
+        """(S·B,) samples of the joined batches of an epoch, one batch after the other. Called before the first step of the epoch; depends
+        only on the state and the generator. Default: None, which means a random order."""
         return None
 
     def silent_reason(self) -> str | None:
-        """Why its detectors can flag nothing in this training; see `Detector.silent_reason`."""
+        """The reason why its detectors cannot flag anything in this training, if there is one; see `Detector.silent_reason`."""
         return next((reason for detector in self.detectors if (reason := detector.silent_reason()) is not None), None)
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric, "epoch" or "knn"; see `Detector.wanted_metrics`. The same on all ranks."""
+        """Called with a training metric, "epoch" or "knn", on all ranks; see `Detector.wanted_metrics`."""
         for detector in self.detectors:
             if name in detector.wanted_metrics:
                 detector.on_metric(name, value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Tells schedules and warm-ups where the training is; `epoch` counts from 0."""
+        """Sets the epoch, counted from 0, for schedules and warm-ups."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
 
 class BatchFramework(Framework, ABC):
-    """Abstract. Anchors and candidates are the two views of the batch, and of all ranks' batches."""
+    """Abstract. Anchors and candidates are the two views of the batch, joined over all ranks."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         z1, z2 = self.head(self.encoder(views.flatten(0, 1))).chunk(2)  # one pass, so BatchNorm sees both views together

@@ -1,22 +1,88 @@
-"""CLIP, bimodal SogCLR and FastCLIP: pictures and their captions in one space.
+"""CLIP, bimodal SogCLR and FastCLIP: images and their captions in one embedding space.
 
 Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021; Yuan et al., Provable Stochastic
 Optimization for Global Contrastive Learning, ICML 2022; Wei et al., FastCLIP, 2024. With detectors as in Balmaseda et al., Discovering
 Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and appendix B.
+
+Dimension key: V views, B batch, T tokens, F features, D embedding.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from abc import ABC
+from typing import Any, ClassVar
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.frameworks.base import OwnRate
-from kinfolk.frameworks.image_text import ImageText
-from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP
+from kinfolk.frameworks.base import Framework, OwnRate
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.fastclip import TemperatureGradient
+
+
+class ImageText(Framework, ABC):
+    """Abstract. Each image is contrasted with the captions of the batch, and each caption with the images.
+
+    Args:
+        encoder, head: image tower, (B, 3, H, W) → (B, F) → (B, D); any two modules.
+        text_encoder, text_head: text tower, (B, T) token ids → (B, F') → (B, D); any two modules.
+        loss: called with both embeddings, sample ids and groups.
+        known_groups: whether samples that share an image, a caption or a group are known positives. If False, they are negatives.
+    """
+
+    modalities: ClassVar[tuple[str, ...]] = ("image", "text")
+    num_views: ClassVar[int] = 1
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Bimodal[Any], known_groups: bool
+    ) -> None:
+        super().__init__(encoder, head, loss)  # type: ignore[arg-type]  # contains two objectives, see `objectives`
+        self.text_encoder, self.text_head, self.known_groups = text_encoder, text_head, known_groups
+
+    @property
+    def loss(self) -> Bimodal[Any]:
+        """The loss of both directions."""
+        loss: Bimodal[Any] = self.objective  # type: ignore[assignment]
+        return loss
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.loss.objectives
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics, "temperature": self.loss.temperature}
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        self.loss.set_progress(epoch, num_epochs)
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        self._update_detector_temperature()
+        super().refresh(features, progress)
+
+    def finish(self, features: Tensor | None) -> None:
+        self._update_detector_temperature()
+        super().finish(features)
+
+    def _update_detector_temperature(self) -> None:
+        """Passes the current temperature to the detectors, because a learned one changes."""
+        for detector in self.detectors:
+            detector.set_loss_temperature(self.loss.temperature)
+
+    def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
+        """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""
+        if tokens is None:
+            raise ValueError("`tokens` (=None) must be given: one caption for each sample")
+        image_BD = self.head(self.encoder(views[0]))
+        text_BD = self.text_head(self.text_encoder(tokens))
+        loss: Tensor = self.loss(image_BD, text_BD, ids, groups if self.known_groups else None)
+        return loss
+
+    def embed_text(self, tokens: Tensor) -> Tensor:
+        """(B, D) unit-norm embeddings of captions (B, T)."""
+        return F.normalize(self.text_head(self.text_encoder(tokens)), dim=-1)
 
 
 class CLIP(ImageText):
@@ -75,11 +141,11 @@ class SogCLRCLIP(ImageText):
 
 
 class FastCLIPFramework(ImageText):
-    """The robust global contrastive loss in both directions, with a temperature that is learned at a rate of its own.
+    """The robust global contrastive loss in both directions, with a temperature that has its own learning rate.
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        temperature_lr: the rate of the temperature, outside the schedule; a third of it below 0.03.
+        temperature_lr: learning rate of the temperature, outside the schedule. A third of it is used below a temperature of 0.03.
         num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient, detector, action,
             min_negatives, kin_weight, block_rows: see `FastCLIP`.
     """

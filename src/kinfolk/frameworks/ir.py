@@ -17,33 +17,34 @@ from kinfolk.objectives import LocalAggregation, NTXent
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
-from kinfolk.stores.draw import Draw
-from kinfolk.stores.exact import finite
+from kinfolk.stores.memory_bank import Draw
+from kinfolk.stores.per_sample import finite
 
 
 class IR(Framework):
-    """One view of each sample against a bank with the last embedding of every sample.
+    """Contrasts one view of each sample with a bank that has the last embedding of every sample.
 
         loss_i = −z_i·v_i / t + log( exp(z_i·v_i / t) + Σ_{j drawn, j ≠ i} w_ij exp(z_i·v_j / t) )
 
-    v are the bank's entries, of before the step; then z of all ranks is written to it, in training, and only if the loss is finite. The
-    own entry is the positive and never a negative.
+    v are the entries of the bank before the step. In training, z of all ranks is then written to the bank, but only if the loss is finite.
+    The entry of the anchor's own sample is the positive and never a negative.
 
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_negatives: K entries drawn anew at random in every step, without replacement; the whole bank where it holds no more, or
+        num_negatives: K entries drawn at random in every step, without replacement. The whole bank is used if it has no more entries, or
             with None.
-        bank_momentum: m of the bank, see `Bank`; 0 overwrites.
+        bank_momentum: m of the bank, see `Bank`. 0 overwrites.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
-        pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the Ring paper: the loss is `LocalAggregation`,
-            by which some of them have to be near. False: each of them is a positive of its own. Without attracted kin nothing changes.
+        pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the Ring paper. The loss is then
+            `LocalAggregation`, which is small if some of them are near. If False, each of them is a separate positive. Without attracted
+            kin there is no difference.
 
-    State: the bank, the draw, and the detector's.
+    State: the bank, the draw, and the state of the detector.
 
-    Deviates from the paper in: InfoNCE over the drawn entries, as in equation 3, where the first paper estimates by noise contrast; the
-    draw is shared by the batch, where the published code draws for each anchor with replacement (the expectation is the same, and one
-    matrix product serves all anchors). Of the K drawn entries an anchor's own is left out, where it is among them.
+    Deviates from the paper in: the loss is InfoNCE over the drawn entries, as in equation 3, while the first paper uses noise-contrastive
+    estimation; the draw is shared by the batch, while the published code draws for each anchor with replacement (the expectation is the
+    same, and one matrix product serves all anchors). The anchor's own entry is left out if it is drawn.
     """
 
     paper: ClassVar[str] = "Wu et al., CVPR 2018"
@@ -78,7 +79,7 @@ class IR(Framework):
         candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
         loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
         if self.training:
-            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            sound = finite(loss)  # of the joined batch, so all ranks agree
             self.bank.write(ids, z, sound)
             self.draw.advance(sound)
         return loss

@@ -18,31 +18,32 @@ from kinfolk.objectives import LocalAggregation
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
-from kinfolk.stores.exact import finite
+from kinfolk.stores.per_sample import finite
 
 
 class LA(Framework):
-    """One view of each sample against a bank of all samples: close neighbours are drawn in, of the background that is near.
+    """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours relative to the near background.
 
-    The loss is `LocalAggregation`; the bank is as in `IR`, the own entry is the positive and never a negative, and candidates are all
-    entries. Close neighbours C_i share the anchor's k-means cluster in any of several clusterings of the bank, refreshed every epoch;
-    the background B_i are the entries nearest to the anchor: `Neighbours`. With another detector, its kin are the close neighbours and what
-    it does not drop is the background: `la+oracle:attract` has the samples of the anchor's class against the whole bank. With "eliminate"
-    and "reweight" kin are not drawn in, but leave the background or count less there; this is `IR` with the whole bank and that detector.
+    The loss is `LocalAggregation`. The bank is that of `IR`: the entry of the anchor's own sample is the positive and never a negative. All
+    entries are candidates. The detector `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means cluster in any of
+    several clusterings of the bank, refreshed every epoch, and the background B_i are the entries nearest to the anchor. With another
+    detector, its kin are the close neighbours, and all candidates that it does not drop are the background: `la+oracle:attract` contrasts
+    the samples of the anchor's class with the whole bank. With "eliminate" and "reweight", kin are not attracted but removed from the
+    background or given less weight; this equals `IR` with the whole bank and that detector.
 
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_background: size of B_i; None: the whole bank. This and the next three belong to `Neighbours`; another detector has its own.
-        num_clusters: of each clustering; None: one for every 43 samples.
-        num_clusterings: how many clusterings are united.
-        warmup_epochs: the first epochs are instance discrimination (`IR` with the whole bank): the bank's first entries are random, and so
-            would be their clusters.
-        bank_momentum: m of the bank, see `Bank`; 0 overwrites.
+        num_background: size of B_i. None means the whole bank. This and the next three arguments apply only to `Neighbours`.
+        num_clusters: clusters of each clustering. None means one for every 43 samples.
+        num_clusterings: number of clusterings that are combined.
+        warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start, because the first entries of the bank are
+            random.
+        bank_momentum: m of the bank, see `Bank`. 0 overwrites.
         temperature, min_negatives, kin_weight, block_rows: see `LocalAggregation`.
-        detector, action: None: `Neighbours`, attracted.
+        detector, action: None means `Neighbours` with "attract".
 
-    State: the bank and the detector's.
+    State: the bank and the state of the detector.
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
@@ -78,10 +79,10 @@ class LA(Framework):
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
         z: Tensor = self.head(self.encoder(views[0]))
-        everybody = torch.arange(self.bank.num_samples, device=ids.device)
-        pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, everybody, unit_candidates=True)
+        all_ids = torch.arange(self.bank.num_samples, device=ids.device)
+        pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, all_ids, unit_candidates=True)
         loss = self.objective.on(pairs)
         if self.training:
-            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            sound = finite(loss)  # of the joined batch, so all ranks agree
             self.bank.write(ids, z, sound)
         return loss

@@ -1,6 +1,8 @@
 """PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equations 11 and 12.
 
-Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototypes of a level.
+`Prototypes` clusters all samples at several granularities, with the concentration of each cluster; `PCL` is the framework.
+
+Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototypes of a level, L levels.
 """
 
 from __future__ import annotations
@@ -8,56 +10,154 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.cautions import warn_if_queue_too_large, warn_if_warmup_too_long
-from kinfolk.clustering.confidence import Confidence, Schedule, check_acceptance, last_clustering, rate_at
+from kinfolk import distributed
+from kinfolk.clustering import ClusterLabels
+from kinfolk.clustering.confidence import (
+    Confidence,
+    Schedule,
+    accepted,
+    centroid_distance,
+    check_acceptance,
+    concentration,
+    last_clustering,
+    rate_at,
+    sample_confidence,
+)
 from kinfolk.detectors.base import Space
+from kinfolk.errors import warn_if_queue_too_large, warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.momentum import MomentumCopy
-from kinfolk.frameworks.prototypes import Prototypes
+from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.proto_nce import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
-from kinfolk.stores.exact import finite
+from kinfolk.stores.per_sample import Exact, finite
+
+
+class Prototypes(Exact):
+    """Clusters with their concentrations, refreshed together and equal on all ranks.
+
+    Args:
+        num_samples, dim: N, D.
+        num_clusters: clusters of each level.
+        temperature: mean concentration of a level.
+        alpha, clip: see `concentration`.
+        confidence: the order in which samples are accepted if not all are. "cluster" starts with the most concentrated clusters (PCL).
+            "sample" uses the softmax of cos / `temperature` over the prototypes, at the sample's own prototype (IFND, equation 2). Ties are
+            resolved by the distance to the prototype.
+        warm_start, seed, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
+
+    State: the clusters, `concentration` (ΣK,), `accepted` (L, N).
+    """
+
+    concentration: Tensor
+    accepted: Tensor
+
+    def __init__(
+        self,
+        num_samples: int,
+        dim: int,
+        num_clusters: int | tuple[int, ...],
+        *,
+        temperature: float,
+        alpha: float,
+        clip: float,
+        confidence: Confidence,
+        warm_start: bool,
+        seed: int,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
+    ) -> None:
+        super().__init__()
+        self.temperature, self.alpha, self.clip, self.confidence = temperature, alpha, clip, confidence
+        self.clusters = ClusterLabels(
+            num_samples,
+            dim,
+            num_clusters,
+            seed=seed,
+            warm_start=warm_start,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
+        self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
+        self.register_buffer("accepted", torch.zeros(len(self.clusters.num_clusters), num_samples, dtype=torch.bool))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the prototypes have been computed."""
+        return bool(self.clusters.refreshed)
+
+    @property
+    def labels(self) -> Tensor:
+        """(L, N) pseudo-labels. A sample that is not accepted has a label of its own."""
+        own_N = max(self.clusters.num_clusters) + torch.arange(self.clusters.num_samples, device=self.accepted.device)
+        return self.clusters.labels.where(self.accepted, own_N)
+
+    def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids` (A,), for each level. Samples not accepted have −1."""
+        phi = torch.split(self.concentration, list(self.clusters.num_clusters))
+        labels = self.clusters.labels[:, ids].where(self.accepted[:, ids], -1)
+        return [(self.clusters.level(level), phi[level], labels[level]) for level in range(len(phi))]
+
+    @torch.no_grad()
+    def refresh(self, features: Tensor, rate: float) -> None:
+        """Clusters (N, D) unit-norm embeddings and accepts the most confident share `rate` of the samples at each level."""
+        features = features.to(self.accepted.device)
+        self.clusters.refresh(features)
+        for level, (centroids_KD, phi_K, _) in enumerate(self.of(self.accepted.new_zeros(0, dtype=torch.int64))):
+            labels_N = self.clusters.labels[level]
+            phi_K.copy_(concentration(features, labels_N, centroids_KD, temperature=self.temperature, alpha=self.alpha, clip=self.clip))
+            if self.confidence == "cluster":
+                confidence_N = phi_K[labels_N].reciprocal()
+            else:
+                unit_ND, unit_KD = (F.normalize(x, dim=1) for x in (features, centroids_KD.to(features.dtype)))
+                confidence_N = sample_confidence(unit_ND, unit_KD, labels_N, self.temperature)
+            self.accepted[level] = accepted(confidence_N, rate, centroid_distance(features, centroids_KD, labels_N))
+        if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
+            dist.broadcast(self.concentration, 0)
+            dist.broadcast(self.accepted, 0)
 
 
 class PCL(Framework):
-    """InfoNCE, and beside it each anchor against the prototypes of all samples, which are clustered anew every epoch.
+    """InfoNCE plus a contrast of each anchor with the prototypes, from a clustering of all samples in every epoch.
 
         loss_i = InfoNCE_i + mean over levels of −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )
 
     c_s is the prototype (unit-norm centroid) of sample i at a level, φ_j the concentration of prototype j, scaled to the mean
-    `temperature`. InfoNCE is MoCo's: the first view's query against a queue of keys of a momentum encoder, which also makes the embeddings
-    that are clustered. With `queue_size=0` it is SimCLR's: both views are anchors, the batch holds the negatives, and there is no
-    momentum encoder, as in IFND's comparison (its appendix E). Detector and action concern InfoNCE alone.
+    `temperature`. InfoNCE is that of MoCo: the query of the first view against a queue of keys from a momentum encoder, whose
+    embeddings are also clustered. With `queue_size=0` it is that of SimCLR: both views are anchors, the batch provides the negatives, and
+    there is no momentum encoder, as in the comparison of IFND (appendix E). Detector and action apply only to InfoNCE.
 
     Args:
         encoder, head: see `Framework`.
         num_samples: N.
-        num_clusters: prototypes of each level, or of the only one; None: 2, 4 and 8 % of the samples, the paper's proportions.
-        warmup_epochs: with InfoNCE alone.
+        num_clusters: prototypes of each level, or of a single level. None means 2, 4 and 8 % of the samples, as in the paper.
+        warmup_epochs: epochs with InfoNCE only.
         every: epochs between two clusterings.
-        queue_size, momentum: see `MoCo`; a queue of 0: batch negatives.
-        temperature: of InfoNCE, and mean of the prototypes'.
-        num_prototypes: negative prototypes drawn at each step and level; None: all.
-        alpha, clip: of the concentration; see `concentration`.
-        schedule, final_rate, confidence: which pseudo-labels are used: `final_rate` of them after the warm-up ("step" and "constant"), or
-            a share growing to that at the last clustering ("linear"), the most confident ones (see `Prototypes`). A sample that is not
-            accepted has no prototype term. The paper uses all, after a warm-up.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: of the k-means; see `ClusterLabels`.
+        queue_size, momentum: see `MoCo`. A queue size of 0 means negatives from the batch.
+        temperature: temperature of InfoNCE, and mean concentration of the prototypes.
+        num_prototypes: negative prototypes drawn at each step and level. None means all.
+        alpha, clip: see `concentration`.
+        schedule, final_rate, confidence: share of pseudo-labels that are used, most confident first (see `Prototypes`): `final_rate` after
+            the warm-up ("step" and "constant"), or a share that grows to `final_rate` at the last clustering ("linear"). A sample that is
+            not accepted has no prototype term. The paper uses all after a warm-up.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `ClusterLabels`.
         detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
     State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
 
-    Deviates from the published code in: all prototypes are negatives by default, where it draws as many as the queue has places; drawn
-    ones are the same for all anchors of a step, and the prototypes of other anchors are not added to them; k-means runs once per level,
-    with a warm start; see `MoCo` for the queue.
+    Deviates from the published code in: all prototypes are negatives by default, while it draws as many as the queue has places; drawn
+    prototypes are the same for all anchors of a step, without the prototypes of other anchors; k-means runs once per level, with a warm
+    start. See `MoCo` for the queue.
     """
 
     on_host = ("draws",)
@@ -97,14 +197,14 @@ class PCL(Framework):
         detector = shared.get("detector")
         if detector is not None and detector.space != "projected":
             raise ValueError(
-                f"`detector` (with `space` {detector.space!r}) must go by the projected embeddings, as the prototypes do: leave its `space`"
+                f"`detector` (with `space` {detector.space!r}) must use projected embeddings, as the prototypes do; remove its `space`"
             )
         check_acceptance(schedule, final_rate, confidence)
         warn_if_queue_too_large(queue_size, num_samples)
         chosen = tuple(max(2, num_samples * share // 100) for share in (2, 4, 8)) if num_clusters is None else num_clusters
         self.warmup_epochs, self.every, self.num_prototypes = warmup_epochs, every, num_prototypes
         self.schedule, self.final_rate, self.cluster_seed, self.epoch = schedule, final_rate, cluster_seed, 0
-        self.num_epochs, self._told = 1, False
+        self.num_epochs, self._warned = 1, False
         dim = embedding_size(encoder, head)
         self.slow = MomentumCopy(encoder, head, momentum) if queue_size else None
         self.queue = Queue(queue_size, dim) if queue_size else None
@@ -137,7 +237,7 @@ class PCL(Framework):
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True, collected=keys))
         loss = loss + self._prototype_term(queries, ids)
         if self.training:
-            sound = finite(loss)  # the loss of the joined batch: all ranks agree
+            sound = finite(loss)  # of the joined batch, so all ranks agree
             self.queue.push(keys, ids, sound)
         return loss
 
@@ -147,14 +247,14 @@ class PCL(Framework):
         levels, number = self.prototypes.of(ids), self.num_prototypes
         if number is None:
             return proto_nce(anchors, levels)
-        draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # the same on all ranks and on resume
+        draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # equal on all ranks and after a resume
         drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device) for _, phi, _ in levels]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D) what is clustered: the momentum encoder's embedding, where there is one."""
+        """(B, D) embeddings that are clustered: those of the momentum encoder if there is one."""
         return super().embed(images) if self.slow is None else F.normalize(self.slow(images), dim=-1)
 
     def after_step(self) -> None:
@@ -167,25 +267,25 @@ class PCL(Framework):
 
     @property
     def collects(self) -> bool:
-        """The prototypes need the features of all samples, whatever the detector collects."""
-        return super().collects and not self._clusters(self.epoch)
+        """The prototypes need the features of all samples even if the detector collects its own."""
+        return super().collects and not self._clusters_in(self.epoch)
 
     def due(self, epoch: int) -> bool:
-        return self._clusters(epoch) or super().due(epoch)
+        return self._clusters_in(epoch) or super().due(epoch)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         for detector in self.detectors:
             if detector.due(self.epoch):
                 detector.refresh(None if detector.collects else features, progress)
-        if self._clusters(self.epoch):
+        if self._clusters_in(self.epoch):
             assert features is not None, "`collects` is False in such an epoch"
             last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
             self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress, last=last))
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self._told = self._told or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
+        self._warned = self._warned or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
         self.epoch, self.num_epochs = epoch, num_epochs
 
-    def _clusters(self, epoch: int) -> bool:
+    def _clusters_in(self, epoch: int) -> bool:
         return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0

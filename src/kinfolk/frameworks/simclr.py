@@ -13,7 +13,7 @@ from kinfolk.objectives.base import Shared
 
 
 class SimCLR(BatchFramework):
-    """Two views of a batch, every other view a negative, NT-Xent. With the labels' kin attracted it is SupCon.
+    """NT-Xent on two views of a batch, where all views of other samples are negatives. With `Oracle` and "attract" it is SupCon.
 
     Args:
         encoder, head: see `Framework`.

@@ -13,7 +13,7 @@ from kinfolk.objectives.base import Shared
 
 
 class SogCLRFramework(BatchFramework):
-    """Two views of a batch under the global contrastive loss: a moving average for each sample makes small batches do.
+    """The global contrastive loss on two views of a batch. A moving average per sample allows small batches.
 
     Args:
         encoder, head: see `Framework`.

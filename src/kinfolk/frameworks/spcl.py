@@ -1,23 +1,28 @@
 """SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations 1 to 5.
 
-Dimension key: V views, B batch, A features (A = B·V, sample-major), F features, D embedding, N data set, K prototypes, L levels.
+`PrototypeLabels` assigns a prototype to every sample, `SPCL` is the framework, `cluster_pair_batches` composes the batches (section 3.2),
+and `reinitialise` resets heads.
+
+Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D embedding, N data set, K prototypes, L levels,
+S batches of an epoch, H anchors of a batch (half of it), M samples.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.cautions import warn_if_warmup_too_long
-from kinfolk.clustering.batches import cluster_pair_batches
+from kinfolk.clustering import ClusterLabels
 from kinfolk.detectors.base import Detector, Space
-from kinfolk.frameworks.assigned import Assigned, Source
+from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.renew import renew, require_renewable
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
@@ -25,39 +30,126 @@ from kinfolk.objectives.prototype import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric
 from kinfolk.pairs import integer_ids
 
+Source = Literal["clusters", "labels"]
+
+
+class PrototypeLabels(nn.Module):
+    """The prototype of every sample at L levels: a k-means cluster of its features or, for comparison, its true label (section 3.2).
+
+    Args:
+        num_samples: N.
+        num_features: F.
+        source: "clusters", recomputed at every refresh, or "labels", the true labels as a single level.
+        num_clusters: clusters of each level, or of a single level. None means one level with a prototype for every 98 samples.
+        labels: (N,) true labels, −1 if unknown. Only with "labels".
+        seed, warm_start, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
+
+    State: the clusters. True labels are not saved.
+    """
+
+    truth: Tensor | None
+    clusters: ClusterLabels | None
+    num_prototypes: tuple[int, ...]
+
+    def __init__(
+        self,
+        num_samples: int,
+        num_features: int,
+        source: Source,
+        num_clusters: int | tuple[int, ...] | None,
+        labels: Tensor | None,
+        seed: int,
+        warm_start: bool,
+        iterations: int = 20,
+        warm_iterations: int = 5,
+        points_per_cluster: int = 256,
+    ) -> None:
+        super().__init__()
+        if source not in ("clusters", "labels"):
+            raise ValueError(f"`prototypes` (={source!r}) must be 'clusters' or 'labels'")
+        if source == "labels" and (labels is None or not (labels >= 0).any()):
+            raise ValueError("`prototypes` (='labels') needs labels and the data has none; use 'clusters'")
+        self.num_samples, self.clusters = num_samples, None
+        self.register_buffer("truth", None, persistent=False)
+        if source == "labels":
+            assert labels is not None
+            self.truth, self.num_prototypes = labels.to(torch.int64), (int(labels.max()) + 1,)
+            return
+        chosen = max(2, num_samples // 98) if num_clusters is None else num_clusters
+        self.clusters = ClusterLabels(
+            num_samples,
+            num_features,
+            chosen,
+            seed=seed,
+            warm_start=warm_start,
+            iterations=iterations,
+            warm_iterations=warm_iterations,
+            points_per_cluster=points_per_cluster,
+        )
+        self.num_prototypes = self.clusters.num_clusters
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the prototypes."""
+        return self.truth.device if self.clusters is None and self.truth is not None else next(self.buffers()).device
+
+    @property
+    def ready(self) -> bool:
+        """Whether the prototypes have been computed."""
+        return self.clusters is None or bool(self.clusters.refreshed)
+
+    def refresh(self, features: Tensor | None) -> None:
+        """Clusters (N, F) features of all samples, in data-set order, at unit norm. With true labels it does nothing."""
+        if self.clusters is not None:
+            assert features is not None
+            self.clusters.refresh(F.normalize(features, dim=1))
+
+    def levels(self, ids: Tensor) -> Tensor:
+        """(L, A) prototypes of the samples `ids`, or −1 if there is none (yet)."""
+        if self.truth is not None:
+            return self.truth[ids].unsqueeze(0)
+        assert self.clusters is not None
+        return self.clusters.labels[:, ids] if self.ready else torch.full_like(ids, -1).expand(len(self.clusters.labels), -1)
+
+    def first(self, ids: Tensor) -> Tensor:
+        """(A,) prototypes of the samples `ids` at the first level. A sample without one gets a value of its own."""
+        first_A = self.levels(ids)[0]
+        return first_A.where(first_A >= 0, -1 - ids)
+
+
 Head = Literal["contrast", "metric", "prototype"]
 
 
 class SPCL(Framework):
-    """NT-Xent on batches that are half of one prototype, a siamese loss on prototypes, and a classifier of them; all anew every epoch.
+    """NT-Xent on batches that are half of one prototype, a siamese loss on prototypes, and a classifier of prototypes.
 
         loss = α · NT-Xent(g_c(h)) + β · metric(g_m, h) + γ · cross-entropy(g_p(h))
 
-    Prototypes are k-means clusters of the encoder's features h of all samples, at unit norm, made anew before every epoch. Eq. 1: the
-    denominator of NT-Xent holds neither z nor z′. Metric: see `SiameseMetric`; prototype: see `PrototypeCrossEntropy`; batches: see
-    `cluster_pair_batches`. Before there are prototypes, NT-Xent is alone, on random batches. Detector and action concern NT-Xent alone.
-    With β = γ = 0 and `positive_in_denominator` it is SimCLR on batches by cluster.
+    Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before every epoch. The denominator of NT-Xent
+    contains neither z nor z′ (equation 1). The metric loss is `SiameseMetric`, the prototype loss is `PrototypeCrossEntropy`, and batches
+    are composed by `cluster_pair_batches`. Before the first prototypes, the loss is NT-Xent on random batches. Detector and action apply
+    only to NT-Xent. With β = γ = 0 and `positive_in_denominator` it is SimCLR on batches by cluster.
 
     Args:
         encoder, head: f and g_c; see `Framework`.
         num_samples: N.
-        num_clusters: K; of several, the prototype losses of all are averaged, batches and pairs go by the first. None: one for every 98
-            samples, the paper's proportion for CIFAR.
-        contrast_weight, metric_weight, prototype_weight: α, β, γ; 0: that loss and the training of its head are left out.
-        warmup_epochs: before the first prototypes; the paper has none.
-        prototypes: "clusters", or "labels": the true ones in their place (the paper's Table 2, for comparison).
-        labels: (N,) of the samples, −1: unknown; with "labels" only.
-        reinitialise: which heads begin anew at every refresh, as algorithm 1 has it.
+        num_clusters: K. With several values, the prototype losses are averaged, and batches and pairs use the first. None means one
+            prototype for every 98 samples, as in the paper for CIFAR.
+        contrast_weight, metric_weight, prototype_weight: α, β, γ. With 0, that loss and the training of its head are left out.
+        warmup_epochs: epochs before the first prototypes. The paper has none.
+        prototypes: "clusters", or "labels" to use the true labels instead (Table 2 of the paper, for comparison).
+        labels: (N,) labels of the samples, −1 if unknown. Only with "labels".
+        reinitialise: heads that are reset at every refresh, as in algorithm 1.
         every: epochs between two refreshes.
         reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: of k-means; see `ClusterLabels`.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `ClusterLabels`.
         temperature, detector, action, min_negatives, kin_weight, block_rows, positive_in_denominator: see `NTXent`.
 
-    State: the clusters, the heads, `seed` (drawn from torch's generator when it is made), the number of `draws` of pairs, and whether
+    State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the number of `draws` of pairs, and whether
     the prototypes have `begun`.
 
-    Deviates from the paper in: losses are means where the equations have sums, in the same proportion to each other; features are
-    clustered without augmentation and at unit norm; a batch of 2N goes by several prototypes where one has fewer than N samples.
+    Deviates from the paper in: losses are means where the equations have sums, in the same proportion; features are clustered without
+    augmentation and at unit norm; the first half of a batch has several prototypes if one has too few samples.
     """
 
     on_host = ("seed", "draws", "begun")
@@ -93,9 +185,9 @@ class SPCL(Framework):
         super().__init__(encoder, head, objective)
         self.weights = {"contrast_weight": contrast_weight, "metric_weight": metric_weight, "prototype_weight": prototype_weight}
         _check(self.weights, reinitialise, warmup_epochs, every)
-        self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._told = warmup_epochs, every, reinitialise, 0, False
+        self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._warned = warmup_epochs, every, reinitialise, 0, False
         size = embedding_size(encoder, nn.Identity())
-        self.assigned = Assigned(
+        self.assigned = PrototypeLabels(
             num_samples,
             size,
             prototypes,
@@ -108,10 +200,10 @@ class SPCL(Framework):
             points_per_cluster,
         )
         if not contrast_weight:
-            head.requires_grad_(False)  # it is looked through for the measures alone; an optimiser and DDP must not wait for its gradient
+            head.requires_grad_(False)  # used only for metrics, so the optimiser and DDP must not expect a gradient
         self.metric = SiameseMetric(projection_head(size, size, 1, norm=False)) if metric_weight else None
         self.prototype = PrototypeCrossEntropy(size, self.assigned.num_prototypes, reverse_weight, log_zero) if prototype_weight else None
-        require_renewable(*self._renewed())
+        require_resettable(*self._heads_to_reset())
         self.seed: Tensor
         self.draws: Tensor
         self.begun: Tensor
@@ -124,13 +216,13 @@ class SPCL(Framework):
         h: Tensor = self.encoder(views.flatten(0, 1))
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()
-        begun = float(self._with_prototypes)  # a factor, as DDP waits for a gradient of every head in every step
+        begun = float(self._with_prototypes)  # a factor, because DDP expects a gradient of every head in every step
         loss = contrast * self.objective(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
-            (everybody,) = distributed.joined(ids)
-            draw = torch.Generator().manual_seed(int(self.seed) ^ int(self.draws))  # the same on all ranks and on resume
-            loss = loss + begun * metric * self.metric(h_AF, self.assigned.first(everybody), draw)
+            (all_ids,) = distributed.joined(ids)
+            draw = torch.Generator().manual_seed(int(self.seed) ^ int(self.draws))  # equal on all ranks and after a resume
+            loss = loss + begun * metric * self.metric(h_AF, self.assigned.first(all_ids), draw)
             if self.training:
                 self.draws.add_(1)
         if self.prototype is not None:
@@ -140,8 +232,8 @@ class SPCL(Framework):
     def batches(self, generator: torch.Generator, batch_size: int) -> Tensor | None:
         if not self._with_prototypes:
             return None
-        everybody = torch.arange(self.assigned.num_samples, device=self.assigned.device)
-        return cluster_pair_batches(self.assigned.first(everybody), batch_size, generator)
+        all_ids = torch.arange(self.assigned.num_samples, device=self.assigned.device)
+        return cluster_pair_batches(self.assigned.first(all_ids), batch_size, generator)
 
     @property
     def space(self) -> Space:
@@ -149,61 +241,65 @@ class SPCL(Framework):
 
     @property
     def collects(self) -> bool:
-        """With the labels for prototypes, features are needed only where a detector asks for them."""
+        """With true labels as prototypes, features are needed only if a detector needs them."""
         return self.assigned.clusters is None and all(each.collects or not each.due(self.epoch) for each in self.detectors)
 
     @property
-    def renewed(self) -> tuple[nn.Parameter, ...]:
-        return tuple(parameter for head in self._renewed() for parameter in head.parameters()) if self._own_turn(self.epoch) else ()
+    def reinitialised(self) -> tuple[nn.Parameter, ...]:
+        return (
+            tuple(parameter for head in self._heads_to_reset() for parameter in head.parameters()) if self._refreshes_in(self.epoch) else ()
+        )
 
     def due(self, epoch: int) -> bool:
-        return self._own_turn(epoch) or super().due(epoch)
+        return self._refreshes_in(epoch) or super().due(epoch)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """Detectors that go by embeddings have those of g_c as it was trained, before it begins anew."""
+        """Detectors that use embeddings receive those of g_c before it is reset."""
         for detector in self.detectors:
             if detector.due(self.epoch):
-                detector.refresh(self._seen_by(detector, features), progress)
-        if not self._own_turn(self.epoch):
+                detector.refresh(self._features_for(detector, features), progress)
+        if not self._refreshes_in(self.epoch):
             return
         self.assigned.refresh(features)
         self.begun.fill_(True)
-        renew(self._renewed(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1))  # torch's generator goes by the lower 32 bits alone
+        reinitialise(
+            self._heads_to_reset(), int(self.seed) ^ 0x9E3779B1 * (self.epoch + 1)
+        )  # torch's generator uses only the lower 32 bits
 
     def finish(self, features: Tensor | None) -> None:
         for detector in self.detectors:
             if detector.refreshed_at_end:
-                detector.refresh(self._seen_by(detector, features), 1.0)
+                detector.refresh(self._features_for(detector, features), 1.0)
 
-    def _seen_by(self, detector: Detector, features: Tensor | None) -> Tensor | None:
-        """(N, F or D) what a detector is refreshed with: the encoder's features, their embeddings, or nothing where it collects its own."""
+    def _features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
+        """(N, F or D) input of a detector's refresh: features, their embeddings, or None if it collects its own."""
         if detector.collects or features is None:
             return None
         return features if detector.space == "features" else embeddings(self.head, features)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self._told = self._told or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
+        self._warned = self._warned or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
         self.epoch = epoch
 
     @property
     def _with_prototypes(self) -> bool:
-        """Whether they have a say yet; of the state alone, as the order of an epoch is asked for before anybody says which it is."""
+        """Whether prototypes are used yet. Depends only on the state, because `batches` is called before `set_progress`."""
         return bool(self.begun) and self.assigned.ready
 
-    def _own_turn(self, epoch: int) -> bool:
+    def _refreshes_in(self, epoch: int) -> bool:
         since = epoch - self.warmup_epochs
-        anew = self.assigned.clusters is not None or bool(self._renewed())
-        return (since >= 0 and since % self.every == 0 and anew) or (since == 0 < epoch)
+        changes = self.assigned.clusters is not None or bool(self._heads_to_reset())
+        return (since >= 0 and since % self.every == 0 and changes) or (since == 0 < epoch)
 
-    def _renewed(self) -> list[nn.Module]:
-        """The heads that a refresh sets anew."""
+    def _heads_to_reset(self) -> list[nn.Module]:
+        """The heads that a refresh resets."""
         heads = {"contrast": self.head, "metric": self.metric, "prototype": self.prototype}
         return [head for name, head in heads.items() if name in self.reinitialise and head is not None]
 
     @torch.no_grad()
     def _measure(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
-        """For the counts and the detector alone."""
+        """Runs the contrastive loss only for the counts and the detector."""
         loss: Tensor = self.objective(z1, z2, ids)
         return loss.nan_to_num(0, 0, 0)
 
@@ -220,6 +316,129 @@ def _check(weights: dict[str, float], reinitialise: tuple[Head, ...], warmup_epo
     if warmup_epochs < 0:
         raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
     if warmup_epochs and not weights["contrast_weight"]:
-        raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be 0 where `contrast_weight` is: there would be no loss before")
+        raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be 0 if `contrast_weight` is 0, because there would be no loss before")
     if every < 1:
         raise ValueError(f"`every` (={every}) must be at least 1")
+
+
+ROUNDS = 50
+"""Maximum number of rounds of swapping samples between batches. Realistic data needs only a few."""
+
+
+def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+    """(S·B,) samples of an epoch, batch after batch, each at most once. Every batch is half of one cluster and half of others.
+
+    Every cluster is cut into chunks of half a batch. The remainders, including clusters smaller than a chunk, are joined cluster by cluster
+    and cut in the same way. S random chunks are the anchors of the S batches. The samples of all other chunks fill the other halves in
+    random order, but never next to a chunk with their own cluster, as long as there are enough others. As with a random order, every sample
+    is visited at most once, and fewer than B are left out. The order within a batch is random, so that any part of it, such as that of a
+    rank, has samples of both halves.
+
+    Args:
+        labels: (N,) cluster of each sample in data-set order. Any integers; not all need to occur.
+        batch_size: B, at least 2 and at most N.
+        generator: random generator on the CPU.
+
+    Example:
+        >>> labels = torch.arange(8) // 4
+        >>> order = cluster_pair_batches(labels, 4, torch.Generator().manual_seed(0))
+        >>> [sorted(batch) for batch in labels[order].view(2, 4).tolist()]
+        [[0, 0, 1, 1], [0, 0, 1, 1]]
+    """
+    if not 2 <= batch_size <= len(labels):
+        raise ValueError(f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples (={len(labels)})")
+    _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
+    steps, half = len(labels) // batch_size, batch_size // 2
+    chunked_N = _chunked(cluster_N, half, generator)
+    whole = chunked_N[: len(labels) // half * half].view(-1, half)
+    chosen = torch.randperm(len(whole), generator=generator)
+    anchors_SH = whole[chosen[:steps]]
+    rest = torch.cat((whole[chosen[steps:]].flatten(), chunked_N[whole.numel() :]))
+    rest = rest[torch.randperm(len(rest), generator=generator)]
+    rest = _separated(rest, cluster_N, anchors_SH, batch_size - half, generator)
+    others = rest[: steps * (batch_size - half)].view(steps, -1)
+    batches_SB = torch.cat((anchors_SH, others), 1)
+    places_SB = torch.rand(steps, batch_size, generator=generator, dtype=torch.float64).argsort(1)
+    return batches_SB.gather(1, places_SB).flatten()
+
+
+def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:
+    """(N,) all samples: first the chunks of `half` samples of one cluster, then the remainders, with clusters in random order."""
+    shuffled_N = torch.randperm(len(cluster_N), generator=generator)
+    rank_K = torch.randperm(int(cluster_N.max()) + 1, generator=generator)
+    shuffled_N = shuffled_N[rank_K[cluster_N[shuffled_N]].argsort(stable=True)]
+    size_K = torch.bincount(rank_K[cluster_N])
+    start_K = size_K.cumsum(0) - size_K
+    within_N = torch.arange(len(cluster_N)) - start_K.repeat_interleave(size_K)
+    left_N = within_N >= (size_K // half * half).repeat_interleave(size_K)
+    return torch.cat((shuffled_N[~left_N], shuffled_N[left_N]))
+
+
+def _separated(rest: Tensor, cluster_N: Tensor, anchors_SH: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Swaps samples of `rest` that share a cluster with the anchors of their batch.
+
+    Every `size` samples belong to one batch, and those at the end to none. Two samples are swapped if neither clashes afterwards.
+    """
+    number = int(cluster_N.max()) + 1
+    steps = len(anchors_SH)
+    taken: Tensor = torch.unique(torch.arange(steps).unsqueeze(1) * number + cluster_N[anchors_SH])
+
+    def clashes(samples_M: Tensor, places_M: Tensor) -> Tensor:
+        step_M = places_M // size
+        key_M = step_M * number + cluster_N[samples_M]
+        found_M = torch.searchsorted(taken, key_M).clamp(max=len(taken) - 1)
+        return (taken[found_M] == key_M) & (step_M < steps)
+
+    rest = rest.clone()
+    wrong = clashes(rest, torch.arange(len(rest))).nonzero().flatten()
+    for turn in range(ROUNDS):
+        if not len(wrong):
+            break
+        wrong = wrong[torch.randperm(len(wrong), generator=generator)]
+        if turn % 2:  # with each other
+            here, there = wrong[: len(wrong) // 2], wrong[len(wrong) // 2 : len(wrong) // 2 * 2]
+        else:  # with any other sample
+            there = torch.unique(torch.randint(len(rest), (len(wrong),), generator=generator))
+            there = there[~torch.isin(there, wrong)]
+            here = wrong[: len(there)]
+        free = ~clashes(rest[here], there) & ~clashes(rest[there], here)
+        here, there = here[free], there[free]
+        rest[here], rest[there] = rest[there], rest[here]
+        wrong = wrong[clashes(rest[wrong], wrong)]
+    return rest
+
+
+@torch.no_grad()
+def reinitialise(heads: Iterable[nn.Module], seed: int) -> None:
+    """Resets all parameters and running statistics of `heads` with `reset_parameters` of their layers, depending only on `seed`.
+
+    In place, so that the optimiser and DDP keep the parameters. Numbers are drawn on the CPU for any device, and the state of torch's
+    generator is not changed.
+
+    Example:
+        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> reinitialise([one], seed=1), reinitialise([other], seed=1)
+        (None, None)
+        >>> torch.equal(one.weight, other.weight)
+        True
+    """
+    draw = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(draw.get_state())
+        for head in heads:
+            fresh = copy.deepcopy(head).cpu()
+            for layer in fresh.modules():
+                if _has_state(layer):
+                    layer.reset_parameters()  # type: ignore[operator]
+            head.load_state_dict(fresh.state_dict())
+
+
+def require_resettable(*heads: nn.Module) -> None:
+    """Raises an error for heads with layers that have parameters but no `reset_parameters`."""
+    for layer in (layer for head in heads for layer in head.modules()):
+        if _has_state(layer) and not hasattr(layer, "reset_parameters"):
+            raise ValueError(f"`reinitialise` needs heads whose layers have `reset_parameters`, and {type(layer).__name__} does not")
+
+
+def _has_state(layer: nn.Module) -> bool:
+    return any(True for _ in layer.parameters(recurse=False)) or isinstance(layer, nn.modules.batchnorm._NormBase)

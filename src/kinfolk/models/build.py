@@ -1,22 +1,29 @@
 """Encoders by name, and any module as an encoder.
 
 An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size).
+
+What an encoder knows before it averages over places: the feature map of its last stage.
+
+Ring paper, section 5: "we treat the pre-pool output (size 512 × 7 × 7) after the last convolutional layer as the input to the logistic
+regression".
+
+Dimension key: B batch, F features, H × W places.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, did_you_mean
+from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.resnet import ResNet, Stem, resnet10, resnet18, resnet34, resnet50
-from kinfolk.models.text_build import open_clip_model
+from kinfolk.models.text import open_clip_model
 
 ENCODERS: dict[str, Callable[..., ResNet]] = {"resnet10": resnet10, "resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50}
 
@@ -158,8 +165,8 @@ def _installed(package: str, module: str) -> ModuleType:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else f" (there are {', '.join(list(names)[:8])})"
+    names = list(names)
+    return did_you_mean(name, names) or f" (there are {', '.join(names[:8])})"
 
 
 def _measure(module: nn.Module, input_size: int) -> int:
@@ -185,3 +192,60 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
         return features
     got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
     raise KinfolkError(f"{type(module).__name__} gives {got}; an encoder must give a tensor (B, F) or (B, F, H, W).")
+
+
+_POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
+"""Global average pools by the names of their classes; the second and the third are timm's."""
+
+
+class FeatureMap(nn.Module):
+    """An encoder as it is before its last average pooling: (B, 3, H, W) → (B, F·H·W), the feature map of each tower flattened.
+
+    The encoder itself is not changed.
+
+    Args:
+        encoder: with an average pooling at its end, or one that gives a feature map; others are refused.
+
+    Example:
+        >>> from kinfolk.models import build_encoder
+        >>> FeatureMap(build_encoder("resnet10").eval())(torch.zeros(2, 3, 16, 16)).shape
+        torch.Size([2, 512])
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        towers: Sequence[nn.Module] = list(encoder.towers) if isinstance(encoder, SplitEncoder) else [encoder]
+        pools = [_last_pool(tower) for tower in towers]
+        self._pools = [pool for pool in pools if pool is not None]
+        if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):
+            raise UsageError(f"{type(encoder).__name__} has no average pooling whose input could be taken; leave --unpooled out")
+
+    def forward(self, x: Tensor) -> Tensor:
+        caught: list[Tensor] = []
+
+        def catch(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            caught.append(given[0].flatten(1))
+
+        hooks = [pool.register_forward_pre_hook(catch) for pool in self._pools]
+        try:
+            given = self.encoder.module(x) if isinstance(self.encoder, Adapted) else self.encoder(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if caught:
+            return torch.cat(caught, 1)
+        if not isinstance(given, Tensor) or given.ndim != 4:
+            raise UsageError(f"{type(self.encoder).__name__} gives no feature map; leave --unpooled out")
+        return given.flatten(1)
+
+
+def _last_pool(module: nn.Module) -> nn.Module | None:
+    """The outermost one of the last pooling in the order of the layers."""
+    found: nn.Module | None = None
+    inside: set[int] = set()
+    for part in module.modules():
+        if type(part).__name__ in _POOLS and id(part) not in inside:
+            found = part
+            inside = {id(inner) for inner in part.modules()}
+    return found

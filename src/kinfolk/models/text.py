@@ -4,13 +4,21 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 layers, width 512 and 8 heads are its text encoder beside a ResNet-50.
 
 Dimension key: B batch, T tokens, W width, H heads.
+
+Text towers by name, and those of other libraries where these are installed.
 """
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from kinfolk.errors import KinfolkError, UsageError
 
 
 class TextTransformer(nn.Module):
@@ -99,3 +107,127 @@ class TextBlock(nn.Module):
 def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
     """(B,) the place of each text's first end token."""
     return (tokens_BT == end_id).to(torch.uint8).argmax(1)
+
+
+CLIP_VOCAB, CLIP_END = 49408, 49407
+
+
+class OpenClipText(nn.Module):
+    """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection. Its weights keep open_clip's names.
+
+    Args:
+        model: with `encode_text`; its picture tower and its logit scale are taken off.
+        output_size: length of its vectors.
+    """
+
+    def __init__(self, model: nn.Module, output_size: int) -> None:
+        super().__init__()
+        if hasattr(model, "visual"):
+            model.visual = nn.Identity()
+        for scale in ("logit_scale", "logit_bias"):  # the loss has its own
+            if getattr(model, scale, None) is not None:
+                delattr(model, scale)
+        self.model, self.output_size = model, output_size
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        out: Tensor = self.model.encode_text(tokens_BT.long())  # type: ignore[operator]
+        return out
+
+
+class HuggingFaceText(nn.Module):
+    """An encoder of Hugging Face's transformers, (B, T) → (B, output_size): the mean over a text's tokens of its last hidden states.
+
+    Args:
+        model: called with `input_ids` and `attention_mask`; its `config.hidden_size` is the length of its vectors.
+        end_id: the token at which a text ends.
+    """
+
+    def __init__(self, model: nn.Module, end_id: int) -> None:
+        super().__init__()
+        config: Any = model.config
+        self.model, self.end_id, self.output_size = model, end_id, int(config.hidden_size)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        end_B = ends(tokens_BT, self.end_id)
+        length = int(end_B.max()) + 1
+        seen_BT = (torch.arange(length, device=end_B.device) <= end_B[:, None]).long()
+        hidden_BTW: Tensor = self.model(input_ids=tokens_BT[:, :length].long(), attention_mask=seen_BT).last_hidden_state
+        return (hidden_BTW * seen_BT[:, :, None]).sum(1) / seen_BT.sum(1, keepdim=True)
+
+
+def build_text(
+    name: str,
+    *,
+    vocab_size: int,
+    context: int,
+    end_id: int,
+    width: int = 512,
+    layers: int = 12,
+    heads: int = 8,
+    causal: bool = True,
+    pretrained: bool = False,
+) -> nn.Module:
+    """Builds the text tower called `name`; its `output_size` is the length of its vectors.
+
+    Args:
+        name: transformer; open_clip/NAME or huggingface/NAME where these packages are installed.
+        vocab_size, context, end_id: of the tokenizer.
+        width, layers, heads, causal: of `transformer`; see `TextTransformer`.
+        pretrained: takes the package's published weights (these it downloads).
+    """
+    package, slash, model = name.partition("/")
+    if name == "transformer":
+        if pretrained:
+            raise UsageError("`pretrained` has no weights for the text tower 'transformer'; begin from a file instead")
+        return TextTransformer(vocab_size, context, end_id=end_id, width=width, layers=layers, heads=heads, causal=causal)
+    if slash and package == "open_clip":
+        return _open_clip(model, vocab_size, end_id, context, pretrained)
+    if slash and package == "huggingface":
+        return _huggingface(model, vocab_size, end_id, pretrained)
+    raise UsageError(f"There is no text tower {name!r}; there are transformer, open_clip/NAME and huggingface/NAME.")
+
+
+def _open_clip(name: str, vocab_size: int, end_id: int, context: int, pretrained: bool) -> OpenClipText:
+    if (vocab_size, end_id) != (CLIP_VOCAB, CLIP_END):
+        raise UsageError(
+            f"'open_clip/{name}' needs CLIP's own tokenizer ({CLIP_VOCAB:,} tokens, end {CLIP_END}), not one of {vocab_size:,} tokens; "
+            "give its tokenizer.json as `text.tokenizer`"
+        )
+    model = open_clip_model(name, pretrained)
+    if context != model.context_length:
+        raise UsageError(f"`text.context` (={context}) must be {model.context_length} for 'open_clip/{name}'")
+    return OpenClipText(model, int(model.visual.output_dim))
+
+
+def open_clip_model(name: str, pretrained: bool = False) -> Any:
+    """The whole model of open_clip, both towers."""
+    library = needed("open_clip", "open_clip_torch")
+    if name not in library.list_models():
+        raise UsageError(f"open_clip has no model {name!r} (there are {', '.join(library.list_models()[:8])}, …).")
+    tag = next((tag for model, tag in library.list_pretrained() if model == name), None) if pretrained else None
+    return library.create_model(name, pretrained=tag)
+
+
+def _huggingface(name: str, vocab_size: int, end_id: int, pretrained: bool) -> HuggingFaceText:
+    library = needed("transformers", "transformers")
+    try:
+        kind: Any = library.AutoModel
+        model = kind.from_pretrained(name) if pretrained else kind.from_config(library.AutoConfig.from_pretrained(name))
+    except (OSError, ValueError) as error:
+        raise KinfolkError(f"'huggingface/{name}' can't be had: {' '.join(str(error).split())}") from error
+    if vocab_size > model.config.vocab_size:
+        raise UsageError(
+            f"'huggingface/{name}' knows {model.config.vocab_size:,} tokens, the tokenizer has {vocab_size:,}; give its own tokenizer.json "
+            "as `text.tokenizer`"
+        )
+    return HuggingFaceText(model, end_id)
+
+
+def needed(module: str, package: str) -> ModuleType:
+    """The library, or a sentence on how to get it."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        if getattr(error, "name", None) != module:  # it is there, and broken
+            raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
+        raise UsageError(f"this model needs the package {package}; install it with `pip install {package}`.") from None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError
 from kinfolk.files import DamagedFileError, check_safetensors, first_line, write_safetensors, write_text
 from kinfolk.models.build import Adapted, build_encoder
-from kinfolk.models.split import SplitEncoder
+from kinfolk.models.heads import SplitEncoder
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"

@@ -18,7 +18,7 @@ from kinfolk.contrast import Contrast, Rows, Terms, joined
 from kinfolk.detectors.base import Detector
 from kinfolk.pairs import Pairs, other_views, two_views
 from kinfolk.stats import Labels, Stats
-from kinfolk.stores.exact import finite, skips
+from kinfolk.stores.per_sample import finite, skips
 
 
 class Shared(TypedDict, total=False):
@@ -121,7 +121,7 @@ class Objective(nn.Module, ABC):
         return updates[0]
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.exact.kept`. Default: no state."""
+        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.per_sample.kept`. Default: no state."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
@@ -147,11 +147,15 @@ class Objective(nn.Module, ABC):
         """What `on` evaluates: ready to run."""
         if pairs.degree is not None and not self.grades:
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
-        pairs, sizes = self._joined(self._grouped(_normalised(pairs)))
+        pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
         labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
         given = self.temperature_of(pairs) if temperature is None else temperature
-        return Contrast(pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight)
+        contrast = Contrast(
+            pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight
+        )
+        contrast.all_ids = all_ids
+        return contrast
 
     def finish(self, work: Contrast, loss: Tensor) -> None:
         """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
@@ -217,33 +221,41 @@ class Objective(nn.Module, ABC):
     def _gathers(self) -> bool:
         return distributed.world_size() > 1 if self.gather is None else self.gather and distributed.world_size() > 1
 
-    def _joined(self, pairs: Pairs) -> tuple[Pairs, list[int] | None]:
+    def _joined(self, pairs: Pairs) -> tuple[Pairs, list[int] | None, Tensor | None]:
+        """The pairs with the candidates of all ranks, the ranks' batch sizes, and the sample ids of all ranks where they are known."""
         if not self._gathers():
-            return pairs, None
+            return pairs, None, None
         sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
         if 0 in sizes:
             raise ValueError(f"the ranks' batches (={sizes}) must each hold a sample")
         if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
-            return pairs, sizes
-        rows = [size * pairs.num_views for size in sizes]
-        candidates = distributed.gather_with_gradient(pairs.candidates, rows)
-        ids = distributed.gather_rows(pairs.candidate_ids, rows)
-        groups = None if pairs.candidate_groups is None else distributed.gather_rows(pairs.candidate_groups, rows)
-        return replace(pairs, candidates=candidates, candidate_ids=ids, candidate_groups=groups, local_candidates=False), sizes
+            return pairs, sizes, None
+        others = (pairs.ids, pairs.candidate_ids) + (() if pairs.candidate_groups is None else (pairs.candidate_groups,))
+        candidates, all_ids, candidate_ids, *groups = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
+        gathered = replace(
+            pairs,
+            candidates=candidates,
+            candidate_ids=candidate_ids,
+            candidate_groups=groups[0] if groups else None,
+            local_candidates=False,
+        )
+        return gathered, sizes, all_ids
 
     def _write(self, ids: Tensor, work: Contrast, sound: Tensor) -> None:
-        sizes = work.sizes
-        if sizes is None and distributed.world_size() > 1:
-            sizes = distributed.batch_sizes(len(ids), ids.device)
+        """Hands the updates of all blocks and ranks to the detector and to this objective; those of all ranks come in one collective."""
         merged = [self.over_levels(levels) for levels in work.updates]
-        for part, updates in ((self.detector, work.found), (self, merged)):
-            if part is None or not updates or not updates[0]:
-                continue
-            update = {name: joined([each[name] for each in updates]) for name in updates[0]}
-            if sizes is None:
-                part.observe(ids, update, sound)
-            else:
-                part.observe(distributed.gather_rows(ids, sizes), distributed.gather_update(update, sizes), sound)
+        parts = [(part, steps) for part, steps in ((self.detector, work.found), (self, merged)) if part is not None and steps and steps[0]]
+        updates = [{name: joined([each[name] for each in steps]) for name in steps[0]} for _, steps in parts]
+        if not updates:
+            return
+        if distributed.world_size() > 1:
+            sizes = distributed.batch_sizes(len(ids), ids.device) if work.sizes is None else work.sizes
+            own = [ids] if work.all_ids is None else []
+            rows = distributed.gather_together([*own, *(x for update in updates for x in update.values())], sizes)
+            ids = rows.pop(0) if work.all_ids is None else work.all_ids
+            updates = [{name: rows.pop(0) for name in update} for update in updates]
+        for (part, _), update in zip(parts, updates, strict=True):
+            part.observe(ids, update, sound)
 
     def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None, sound: Tensor) -> None:
         """Hands the detector what it asked for of this step."""

@@ -102,7 +102,7 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
         everything, start, several = features, 0, distributed.world_size() > 1
         if several:
             sizes = distributed.batch_sizes(len(features), features.device)
-            everything = distributed.gather_with_gradient(features, sizes)
+            (everything,) = distributed.gather_with_gradient(features, sizes)
             start = sum(sizes[: torch.distributed.get_rank()])
         mine_M = (partners.anchor_M >= start) & (partners.anchor_M < start + len(features))
         anchor_M, same_M, other_M = partners.anchor_M[mine_M], partners.same_M[mine_M], partners.other_M[mine_M]

@@ -1,19 +1,19 @@
-"""The report: what a run did, on one page that works from disk."""
+"""The report of a run: one HTML page that works from disk."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinfolk.report.write import write_report
+    from kinfolk.report.page import write_report
 
 __all__ = ["write_report"]
 
 
 def __getattr__(name: str) -> Any:
-    """The page is loaded when it is asked for: reading what a run says of itself needs neither torch nor Lightning."""
+    """Imports the page on first use; reading the small files of a run needs neither torch nor Lightning."""
     if name != "write_report":
         raise AttributeError(f"module 'kinfolk.report' has no attribute {name!r}")
-    from kinfolk.report.write import write_report
+    from kinfolk.report.page import write_report
 
     return write_report

@@ -1,4 +1,4 @@
-// Anchors and their kin: filtered, shown a part at a time, and walked with the arrow keys.
+// Anchors and their kin: filtered, shown in parts, with arrow keys for navigation.
 (() => {
   const shown = page.read("gallery");
   if (!shown) return;
@@ -9,7 +9,8 @@
   const [chosen, cards, more, count] = ["chosen", "cards", "more", "count"].map((id) => document.getElementById(id));
   const { make } = page;
   const placeOf = new Map(shown.anchors.map((sample, at) => [sample, at]));
-  const words = samples.keys.map((key, i) => [key, page.labelOf(samples, i) ?? ""].join("\n").toLowerCase());
+  const words = samples.keys.map((key, i) => [key, page.labelOf(samples, i) ?? "", samples.texts ? samples.texts[i] : ""].join("\n").toLowerCase());
+  if (samples.texts) document.getElementById("main").classList.add("texts");
   const known = (i) => samples.labels !== null && samples.labels[i] >= 0;
   // true, false, or null where a label is missing
   const right = (i, anchor) => (known(i) && known(anchor) ? samples.labels[i] === samples.labels[anchor] : null);
@@ -20,10 +21,10 @@
     const judged = anchor === undefined ? null : right(i, anchor);
     const opens = placeOf.has(i) && anchor !== undefined;
     const tile = make(opens ? "button" : "span", samples.tile ? "tile" : "plain");
-    const said = [samples.keys[i], label, note, judged === null ? null : judged ? "right" : "wrong"].filter((word) => word);
-    figure.title = said.join(" · ");
-    tile.setAttribute("aria-label", said.join(", ") + (opens ? "; show its kin" : ""));
-    if (samples.tile) page.picture(tile, samples, i);
+    const parts = [samples.keys[i], label, note, judged === null ? null : judged ? "right" : "wrong"].filter((word) => word);
+    figure.title = parts.join(" · ");
+    tile.setAttribute("aria-label", parts.join(", ") + (opens ? "; show its kin" : ""));
+    if (samples.tile) page.showImage(tile, samples, i);
     if (opens) {
       tile.type = "button";
       tile.tabIndex = -1;
@@ -39,6 +40,11 @@
       name.dir = "auto";
       figure.append(name);
     }
+    if (samples.texts) {
+      const text = make("q", "", samples.texts[i]);
+      text.dir = "auto";
+      figure.append(text);
+    }
     figure.append(make("bdi", "", samples.keys[i]));
     if (judged !== null) figure.classList.add(judged ? "right" : "wrong");
     return figure;
@@ -53,7 +59,7 @@
       const similarity = shown.similarity[at][rank];
       if (similarity >= least) kin.append(sample(i, similarity.toFixed(3), anchor));
     }
-    if (!shown.kin[at].length) kin.append(make("p", "soft", "nobody is flagged"));
+    if (!shown.kin[at].length) kin.append(make("p", "soft", "nothing is flagged"));
     const notes = [];
     if (shown.thresholds) notes.push(`above\u00a0${shown.thresholds[at].toFixed(3)}`);
     if (shown.flagged) notes.push(`${shown.flagged[at]}\u00a0flagged`);

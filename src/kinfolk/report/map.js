@@ -26,7 +26,7 @@
     function show(k) {
       shown = k;
       const [tile, label, note, key] = tip.children;
-      page.picture(tile, samples, at(k));
+      page.showImage(tile, samples, at(k));
       label.textContent = page.labelOf(samples, at(k)) ?? "";
       const hint = touch && page.choose && page.isAnchor(at(k)) ? "tap again for its kin" : "";
       note.textContent = [words ? words(k) : "", hint].filter((word) => word).join(" · ");

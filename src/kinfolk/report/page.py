@@ -1,17 +1,31 @@
-"""report.html: what the template is told of a run."""
+"""Writes report.html into a run folder: collects what the run recorded, draws maps and galleries, and fills the template."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from kinfolk.report import shell, words
-from kinfolk.report.kin import Gallery
-from kinfolk.report.map import EmbeddingMap
-from kinfolk.report.plots import Panel
-from kinfolk.report.record import Record
-from kinfolk.report.stages import Stages
-from kinfolk.report.views_grid import Strip
+from kinfolk.data.sample_table import Samples, key_difference, samples_digest
+from kinfolk.report import format, html
+from kinfolk.report.curves import Panel, bounds_of, curve_panels, level_panels
+from kinfolk.report.format import facts_of, fraction_panels, normaliser_of, papers_of
+from kinfolk.report.gallery import Gallery, compare, draw_retrieval, find_kin
+from kinfolk.report.html import write_page
+from kinfolk.report.maps import NUM_VIEWS, EmbeddingMap, Stages, Strip, choose, draw_map, draw_stages, draw_strips
+from kinfolk.report.run_summary import Record, read_record
+from kinfolk.training.build import learns_from_text
+from kinfolk.training.load_run import OpenedRun, open_run, restore
+from kinfolk.training.run_folder import Run
+from kinfolk.training.snapshots import read_snapshots
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kinfolk.data.images import ImageData
+    from kinfolk.frameworks import Framework
+
 
 SECTIONS = (
     ("curves", "Training"),
@@ -42,16 +56,16 @@ def render(
     strips: Sequence[Strip] = (),
     num_views: int = 0,
 ) -> str:
-    """The text of report.html. Panels without data are left out."""
+    """The text of report.html. Sections without data are left out."""
     panels = [*panels, *levels]
-    tables, refused, results = words.data_tables(record), words.quarantine(record), words.results(record)
+    tables, refused, results = format.data_tables(record), format.quarantine(record), format.results(record)
     present: dict[str, Any] = {"curves": panels, "results": results or measured, "stages": stages, "views": strips}
     present["retrieval"] = retrieval
     present |= {"gallery": gallery or gallery_missing, "map": embedding or embedding_missing, "data": tables or refused}
     sprites = None if embedding is None else embedding.sprites
-    return shell.compose(
-        (shell.HERE, "page.html"),
-        [(shell.HERE, "map.js"), (shell.HERE, "gallery.js")],
+    return html.compose(
+        (html.HERE, "page.html"),
+        [(html.HERE, "map.js"), (html.HERE, "gallery.js")],
         data={
             "figures": {panel.id: panel.figure for panel in (*panels, *measured)},
             "points": None if embedding is None else embedding.as_json(),
@@ -63,9 +77,9 @@ def render(
         sheet=None if sprites is None else sprites.uri,
         name=record.path.name,
         method=str(record.config.get("method", "")),
-        summary=words.summary(record),
+        summary=format.summary(record),
         papers=papers,
-        tiles=words.tiles(record),
+        tiles=format.tiles(record),
         facts=facts,
         panels=panels,
         results=results,
@@ -80,16 +94,118 @@ def render(
         num_views=num_views,
         splits=tables,
         quarantine=refused,
-        config=words.configuration(record.config),
+        config=format.configuration(record.config),
     )
 
 
 def _caption(embedding: EmbeddingMap, linked: bool) -> str:
     count = len(embedding.keys)
-    which = f"{count:,} samples" if count == embedding.total else f"{count:,} of {embedding.total:,} samples, drawn at random"
+    which = f"{count:,} samples" if count == embedding.total else f"{count:,} of {embedding.total:,} samples at random"
     colour = ", coloured by label" if embedding.labels is not None else ""
-    kin = ", click to see its kin" if linked else ""
+    kin = " and click it to see its kin" if linked else ""
     return (
-        f"{embedding.method} of the encoder's features for {which}{colour}. "
-        f"Point at a sample to see its picture{kin}; drag to move, double-click to reset."
+        f"{embedding.method} of the encoder's features of {which}{colour}. "
+        f"Point at a sample to see its image{kin}. Drag to move, double-click to reset."
     )
+
+
+def write_report(
+    run_dir: Path | str,
+    data: ImageData | None = None,
+    features: NDArray[np.float32] | None = None,
+    framework: Framework | None = None,
+    *,
+    progress: bool = False,
+    on_missing: Callable[[str], object] | None = None,
+) -> Path:
+    """Writes RUN/report.html, one page that works from disk, and returns its path.
+
+    Sections without data are left out: without the images or the model there is no map, and without a checkpoint there is no gallery of
+    kin. The page then gives the reason.
+
+    Args:
+        run_dir: the run folder.
+        data: the run's images; None reads them from the source in config.yaml.
+        features: (N, F) the encoder's features of all samples of `data`; None embeds the samples of the map with the run's model.
+        framework: the trained method in evaluation mode; None restores it from the run's last checkpoint.
+        progress: show bars while images are read and embedded.
+        on_missing: called with the reason if there is no map or no gallery.
+
+    Example:
+        >>> write_report("runs/photos")  # doctest: +SKIP
+        PosixPath('runs/photos/report.html')
+    """
+    run = Path(run_dir)
+    record = read_record(run)
+    parts: dict[str, Any] = {}
+    try:
+        opened = open_run(run)
+        data = opened.data(progress=progress) if data is None else data
+        ids = _draw_images(opened, data, features, parts, progress)
+    except (ValueError, OSError) as error:
+        parts["embedding_missing"] = f"There is no map in this report: {_why(error)}."
+    else:
+        try:
+            if framework is None and learns_from_text(opened.config):
+                parts["retrieval"] = draw_retrieval(opened, data, progress=progress)
+            else:
+                _draw_kin(opened, data, ids, framework, parts, progress)
+        except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch, for a checkpoint of another version
+            parts["gallery_missing"] = f"There is no gallery of kin in this report: {_why(error)}."
+    for missing in ("embedding_missing", "gallery_missing"):
+        if on_missing is not None and missing in parts:
+            on_missing(parts[missing])
+    page = render(
+        record,
+        curve_panels(record.epochs, normaliser_of(record)),
+        papers=papers_of(record),
+        facts=facts_of(record),
+        measured=fraction_panels(record.results),
+        num_views=NUM_VIEWS,
+        **parts,
+    )
+    path = run / "report.html"
+    write_page(path, page)
+    return path
+
+
+def _draw_images(
+    opened: OpenedRun, data: ImageData, features: NDArray[np.float32] | None, parts: dict[str, Any], progress: bool
+) -> NDArray[np.int64]:
+    """Draws the views, the map and the maps of several epochs; returns the ids of the samples on the map."""
+    seed = opened.config.seed
+    parts["strips"] = draw_strips(data, opened.views(), seed)
+    digest = _digest_of_own_samples(opened, data)
+    snapshots = [] if digest is None else read_snapshots(Run(opened.path).snapshots, digest)
+    ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
+    parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
+    parts["stages"] = draw_stages(snapshots, ids, data.labels is not None, seed)
+    return ids
+
+
+def _draw_kin(
+    opened: OpenedRun, data: ImageData, ids: NDArray[np.int64], framework: Framework | None, parts: dict[str, Any], progress: bool
+) -> None:
+    """Draws the gallery of kin and the thresholds of its samples."""
+    config = opened.config
+    framework = restore(opened.path, config, data) if framework is None else framework
+    compared = compare(framework, data, opened.views(), ids, config.seed, progress=progress)
+    bounds = bounds_of(compared)
+    learned = bounds[0].learned if bounds and bounds[0].name == "threshold" else None
+    parts["levels"] = level_panels(compared, config.batch_size, config.seed)
+    parts["gallery"] = find_kin(compared, data.labels, learned)
+
+
+def _digest_of_own_samples(opened: OpenedRun, data: ImageData) -> str | None:
+    """Digest of the run's samples if `data` are its own training samples, to which its snapshots belong; else None."""
+    file = Run(opened.path).samples
+    if not file.is_file():
+        return None
+    own = Samples.read(file)
+    same = key_difference(own.keys[: own.num_train], data.samples.keys[: data.num_train]) is None
+    return samples_digest(own) if same else None
+
+
+def _why(error: Exception) -> str:
+    """The message of an error as part of a sentence."""
+    return " ".join(str(error).split())[:400].rstrip(".")

@@ -1,5 +1,5 @@
 "use strict";
-// What all pages do: the theme, the figures, printing. The parts that follow register what they draw with `page.onDraw`.
+// Common to all pages: theme, figures, printing. The scripts that follow register their drawing functions with `page.onDraw`.
 const page = (() => {
   const root = document.documentElement;
   const drawers = [];
@@ -25,7 +25,7 @@ const page = (() => {
     const label = samples.labels[i];
     return label < 0 ? "unlabelled" : samples.classes[label];
   };
-  function picture(element, samples, i) {
+  function showImage(element, samples, i) {
     element.style.display = samples.tile ? "" : "none";
     if (!samples.tile) return;
     const { size, columns, rows } = samples.tile;
@@ -99,5 +99,5 @@ const page = (() => {
     root.dataset.ready = "true";
   }
 
-  return { read, value, make, labelOf, picture, classColour, themed, CONFIG, onDraw: (drawer) => drawers.push(drawer), start };
+  return { read, value, make, labelOf, showImage, classColour, themed, CONFIG, onDraw: (drawer) => drawers.push(drawer), start };
 })();

@@ -1,17 +1,77 @@
-"""State per sample, addressed by id: persistent, strict on loading, one rule for duplicates.
+"""State per sample, addressed by id, and what all stores share: one rule for duplicates, ids in range, strict loading. A cast to 16 bits,
+meant for weights, does not change them, and a step whose loss is not finite changes nothing. Nothing here waits for an accelerator.
 
-Dimension key: N data set, b rows of a write, F fields.
+Dimension key: N data set, D embedding, F fields, b rows of a write, V views.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kinfolk.stores.exact import Exact, check_ids, means_by_id, skips
+COARSE = (torch.bfloat16, torch.float16)
+
+
+class OnHost(nn.Module):
+    """A module some of whose buffers stay on the CPU wherever it moves: numbers that the host goes by in every step."""
+
+    on_host: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnHost:
+        held = {name: self._buffers[name] for name in self.on_host}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update(held)
+        return self
+
+
+class Exact(OnHost, ABC):
+    """Abstract. A module whose own buffers move to another device as any module's, but are never cast to 16 bits."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exact:
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, field in list(self.named_buffers(recurse=False)):
+            if field.dtype in COARSE:
+                setattr(self, name, before[name].to(field.device))
+        return self
+
+
+def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
+    """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would stop the step, and an index out of range
+    fails there by itself."""
+    if len(ids) and ids.device.type == "cpu":
+        low, high = (int(x) for x in ids.aminmax())
+        if low < 0 or high >= num_samples:
+            raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}")
+
+
+def finite(loss: Tensor) -> Tensor:
+    """Whether a loss is, without dimensions and on its device: what the `sound` of a write is made of."""
+    return (loss.detach() - loss.detach()) == 0  # two launches, where `isfinite` has four
+
+
+def skips(sound: Tensor | None) -> bool:
+    """Whether a step is known to be broken. On a CPU it is known; on an accelerator asking would stop the step, so there the write itself
+    keeps what was there (`kept`)."""
+    return sound is not None and sound.device.type == "cpu" and not bool(sound)
+
+
+def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """The new values, or of a broken step on an accelerator the old ones."""
+    return new if sound is None or sound.device.type == "cpu" else torch.where(sound, new, old)
+
+
+def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:
+    """(b, F) the mean of the rows that share each row's id."""
+    sorted_b = ids.sort().values
+    if ids.device.type == "cpu" and not bool((sorted_b[1:] == sorted_b[:-1]).any()):
+        return rows  # the usual case; on an accelerator looking would stop the step
+    group_bF = torch.searchsorted(sorted_b, ids).unsqueeze(1).expand_as(rows)
+    return torch.empty_like(rows).scatter_reduce_(0, group_bF, rows, "mean", include_self=False).gather(0, group_bF)
 
 
 class PerSample(Exact):
@@ -67,7 +127,7 @@ class PerSample(Exact):
     def write_rows(self, ids: Tensor, values_bF: Tensor, sound: Tensor | None = None) -> None:
         """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean; where a value is NaN, the old one stays.
 
-        `sound`: whether the step is sound; if not, nothing is written (see `stores.exact.skips`)."""
+        `sound`: whether the step is sound; if not, nothing is written (see `skips`)."""
         check_ids(ids, self.num_samples)
         if skips(sound):
             return
@@ -105,3 +165,54 @@ class PerSample(Exact):
                 getattr(self, name).copy_(saved)
         if strict:
             unexpected += [key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in self.fields]
+
+
+class Collected(Exact):
+    """The mean over views of each sample's embedding as it was last computed; D is known from the first write on.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+
+    State: `features` (N, D), zero for a sample that was not seen; `seen` (N,).
+
+    Example:
+        >>> store = Collected(3)
+        >>> store.write(torch.tensor([2]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> store.features.tolist()
+        [[0.0, 0.0], [0.0, 0.0], [0.5, 0.5]]
+    """
+
+    features: Tensor
+    seen: Tensor
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__()
+        self.num_samples = num_samples
+        self.register_buffer("features", torch.zeros(num_samples, 0))
+        self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.bool))
+
+    @torch.no_grad()
+    def write(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a sample that is there twice, the mean.
+
+        `sound`: whether the step was; see `kept`."""
+        check_ids(ids, self.num_samples)
+        if not len(ids) or skips(sound):
+            return
+        mean_bD = anchors.view(len(ids), -1, anchors.shape[-1]).mean(1)
+        if not self.features.shape[1]:
+            self.features = mean_bD.new_zeros(self.num_samples, mean_bD.shape[1], dtype=torch.float32)
+        self.features[ids] = kept(sound, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids])
+        self.seen[ids] = True if sound is None else self.seen[ids] | sound
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = state_dict.get(f"{prefix}features")
+        if saved is not None and len(saved) != self.num_samples:
+            error_msgs: list[str] = others[-1]
+            error_msgs.append(
+                f"`{prefix}features` holds {len(saved)} samples, but `num_samples` is {self.num_samples}: use the same data set"
+            )
+            return
+        if saved is not None and saved.shape != self.features.shape:
+            self.features = self.features.new_zeros(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *others)

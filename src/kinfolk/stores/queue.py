@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.exact import Exact, kept, skips
+from kinfolk.stores.per_sample import Exact, kept, skips
 
 
 class Queue(Exact):

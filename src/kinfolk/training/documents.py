@@ -1,4 +1,4 @@
-"""YAML and lines of JSON, as they stand in a run folder: read within bounds, and what is wrong said in one sentence."""
+"""Reading YAML files and metrics.jsonl of a run folder, with limits on their size and one-sentence errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kinfolk.files import first_line
 
 LARGEST_FILE = 1 << 20
 LARGEST_DOCUMENT = 100_000
-"""Nodes of a document with every alias written out: a few lines of nested aliases would make billions."""
+"""Largest number of nodes of a document with all aliases expanded: a few lines of nested aliases could make billions."""
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document; raises `yaml.YAMLError`, also for one that is too large or too deep."""
+    """The value of a YAML document. Raises `yaml.YAMLError`, also if it is too large or nested too deeply."""
     if len(text) > LARGEST_FILE:
         raise yaml.YAMLError(f"it has {len(text):,} characters, more than {LARGEST_FILE:,}")
     try:
@@ -27,11 +27,11 @@ def parse_yaml(text: str) -> Any:
             if node is None:
                 return None
             if _size(node, {}) > LARGEST_DOCUMENT:
-                raise yaml.YAMLError(f"it has more than {LARGEST_DOCUMENT:,} values, once its aliases are written out")
+                raise yaml.YAMLError(f"it has more than {LARGEST_DOCUMENT:,} values, with its aliases expanded")
             return loader.construct_document(node)
         finally:
             loader.dispose()
-    except (RecursionError, ValueError, OverflowError) as error:  # ValueError: a date that is none
+    except (RecursionError, ValueError, OverflowError) as error:  # ValueError: an invalid date
         raise yaml.YAMLError("it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)) from None
 
 
@@ -43,14 +43,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{path} must hold a mapping of settings, not {type(document).__name__}")
+        raise UsageError(f"{path} must contain a mapping of settings, not {type(document).__name__}")
     return document
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The lines of a metrics.jsonl, and the numbers, from 1, of those that are torn or no entry of an epoch."""
+    """The lines of a metrics.jsonl, and the numbers (from 1) of lines that are torn or are not an entry of an epoch."""
     if not path.is_file():
         return [], []
     rows, torn = [], []
@@ -68,16 +68,16 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     return rows, torn
 
 
-def about_torn(path: Path, torn: list[int]) -> str:
-    """The sentence about lines that could not be read."""
+def describe_torn_lines(path: Path, torn: list[int]) -> str:
+    """The message about lines that could not be read."""
     which = ", ".join(map(str, torn[:5])) + (" …" if len(torn) > 5 else "")
-    return f"{path} has lines that are torn and are left out: {which}"
+    return f"{path} has torn lines, which are left out: {which}"
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for, with its aliases written out; counted once for each node."""
+    """Number of values of a node with its aliases expanded; counted once per node."""
     if id(node) not in known:
-        known[id(node)] = LARGEST_DOCUMENT + 1  # a node within itself has no end
+        known[id(node)] = LARGEST_DOCUMENT + 1  # a node that contains itself is infinite
         parts = node.value if isinstance(node, yaml.SequenceNode) else []
         parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else parts
         known[id(node)] = min(LARGEST_DOCUMENT + 1, 1 + sum(_size(part, known) for part in parts))

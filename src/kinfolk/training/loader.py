@@ -1,25 +1,25 @@
-"""Batches of one epoch after another, as a function of seed, epoch and position: nothing random has to be saved."""
+"""The training batches of every epoch, as a function of seed, epoch and position, so that no random state has to be saved."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from kinfolk.data.seeding import generator
 from kinfolk.data.stream import StreamedPixels, StreamOrder
+from kinfolk.data.transfer import Transfer, transferred
 from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.seeding import generator
 
-AHEAD = 4
-"""Batches of streamed data that are read at the same time, so that no decoder waits for the last image of a batch."""
+NUM_READERS = 4
+"""Batches that are read at the same time: of streamed data, so that no decoder waits for the last image of a batch, and for a GPU."""
 
 
 class PixelSource(Protocol):
-    """What the loader needs of the data; `ImageData` has it."""
+    """What the loader needs from the data, e.g. `ImageData`."""
 
     @property
     def num_train(self) -> int: ...
@@ -28,11 +28,11 @@ class PixelSource(Protocol):
 
 
 Order = Callable[[torch.Generator, int], "Tensor | None"]
-"""(generator, batch size) → the ids of an epoch, batch after batch, or None for a random order; `Framework.batches` is one."""
+"""(generator, batch size) → the ids of an epoch, batch after batch, or None for a random order; e.g. `Framework.batches`."""
 
 
 class TextSource(Protocol):
-    """What the loader needs of the captions; `TextData` has it."""
+    """What the loader needs from the captions, e.g. `TextData`."""
 
     @property
     def groups(self) -> Tensor: ...
@@ -40,20 +40,30 @@ class TextSource(Protocol):
 
 
 class BatchLoader:
-    """Yields this rank's part of every joined batch, and can go on in the middle of an epoch.
+    """Yields this rank's part of every joined batch, and can continue in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of the `order` that is asked for at its beginning; rank r
-    holds the r-th part of it, so that the parts in the order of ranks are the batch one process would have. The last, smaller batch of an
-    epoch is dropped. The next batch is read while the current one is trained on; of streamed data, the next few.
+    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which is called at the start of the epoch. Rank
+    r gets the r-th part, so that the parts in the order of ranks are the batch that one process would have. The last, smaller batch of an
+    epoch is dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared while the current one is
+    computed (see `transfer.py`).
 
-    Of streamed data (`data.stream`) the order is that of its shards, and an image that turns out to be corrupt is left out of its batch,
-    which is then smaller. The order does not depend on what was refused, so a position means the same samples at any time.
+    Streamed data (`data.stream`) is read in the order of its shards. An image that turns out to be corrupt is left out of its batch, which
+    is then smaller. The order does not depend on refused images, so a position always stands for the same samples.
+
+    Args:
+        data: pixels and aspect ratios by sample id.
+        batch_size: over all ranks together.
+        seed: of the training.
+        rank, world_size: of this process.
+        order: see `Order`; None: a random order.
+        text: captions of the samples.
+        transfer: copies the batches to the training device; None: they stay on the CPU.
 
     Yields:
         `pixels` (B, H, W, 3) uint8, `aspect` (B,), `ids` (B,), and `epoch` and `step` (within the epoch) as numbers; with `text` also
         `tokens` (B, T), of one caption for each sample, and `groups` (B,).
 
-    State: `epoch` and `position`, the number of batches of this epoch already handed out.
+    State: `epoch` and `position`, the number of batches of this epoch that have been yielded.
     """
 
     def __init__(
@@ -65,6 +75,7 @@ class BatchLoader:
         world_size: int = 1,
         order: Order | None = None,
         text: TextSource | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         if batch_size > data.num_train:
             raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={data.num_train})")
@@ -72,41 +83,31 @@ class BatchLoader:
             raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
         self.data, self.batch_size, self.seed = data, batch_size, seed
         self.rank, self.world_size, self.order, self.text = rank, world_size, order, text
+        self.transfer = Transfer(torch.device("cpu")) if transfer is None else transfer
         self._stream: StreamedPixels | None = getattr(data, "stream", None)
         self.epoch = 0
         self.position = 0
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, wherever this one began."""
+        """Number of batches in a whole epoch, also after resuming in the middle of one."""
         return self.data.num_train // self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch."""
+        """Moves to the beginning of an epoch."""
         self.epoch, self.position = epoch, 0
 
     def ids(self, epoch: int, step: int) -> Tensor:
-        """(B,) the sample ids this rank has in one step."""
+        """(B,) the sample ids of this rank in one step."""
         return self._part(self._order(epoch), step)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """From the current position to the end of the epoch. Position and epoch are read when the first batch is asked for."""
+        """From the current position to the end of the epoch. Position and epoch are read when the first batch is requested."""
         epoch, order = self.epoch, self._order(self.epoch)
-        if self.position >= len(self):
-            return
-        ahead = 1 if self._stream is None else AHEAD
-        with ThreadPoolExecutor(ahead, "kinfolk-batches") as reader:
-            first = range(self.position, min(self.position + ahead, len(self)))
-            coming = deque(reader.submit(self._read, order, epoch, step) for step in first)
-            try:
-                while coming:
-                    batch = coming.popleft().result()
-                    self.position += 1
-                    if self.position + len(coming) < len(self):
-                        coming.append(reader.submit(self._read, order, epoch, self.position + len(coming)))
-                    yield batch
-            finally:
-                for each in coming:
-                    each.cancel()
+        threads = 1 if self._stream is None and not self.transfer.is_ahead else NUM_READERS
+        steps = range(self.position, len(self))
+        for batch in transferred(partial(self._read, order, epoch), steps, self.transfer, threads):
+            self.position += 1
+            yield batch
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
@@ -120,7 +121,7 @@ class BatchLoader:
             return self._stream.order(self.seed, epoch)
         if chosen is None:
             return torch.randperm(self.data.num_train, generator=generator(self.seed, "shuffle", epoch))
-        assert len(chosen) == len(self) * self.batch_size, "as many batches as the schedule of the learning rate goes by"
+        assert len(chosen) == len(self) * self.batch_size, "an order must have as many batches as the learning rate schedule"
         return chosen
 
     def _part(self, order: Tensor | StreamOrder, step: int) -> Tensor:

@@ -1,16 +1,18 @@
-"""Optimisers: SGD, LARS and AdamW over two parameter groups, and the scaling of the learning rate with the batch.
+"""Optimisers (SGD, LARS, AdamW), the scaling of the learning rate with the batch, and the schedule of the learning rate.
 
-Weight decay concerns the matrices and kernels alone: biases and norms (parameters with at most one dimension) are never decayed.
+Weight decay applies to matrices and kernels only: biases and norms (parameters with at most one dimension) are never decayed. The learning
+rate is a pure function of the step: warm-up, then cosine, steps or constant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from kinfolk.lars import LARS, check_not_negative
 
@@ -56,8 +58,8 @@ def build_optimizer(
     raise ValueError(f"`name` (={name!r}) must be one of {', '.join(get_args(OptimizerName))}")
 
 
-def take_out(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
-    """Gives `parameters` a group of their own, with a rate of their own and without decay."""
+def move_to_own_group(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
+    """Moves `parameters` to a group of their own, with learning rate `lr` and without weight decay."""
     own = list(parameters)
     chosen = {id(parameter) for parameter in own}
     for group in optimizer.param_groups:
@@ -79,3 +81,84 @@ def scaled_lr(lr: float, batch_size: int, rule: Scaling) -> float:
     if rule == "none":
         return lr
     raise ValueError(f"`rule` (={rule!r}) must be one of {', '.join(get_args(Scaling))}")
+
+
+Schedule = Literal["cosine", "steps", "constant"]
+
+
+def lr_factor(
+    step: int,
+    total_steps: int,
+    warmup_steps: int = 0,
+    kind: Schedule = "cosine",
+    milestones: Sequence[int] = (),
+    gamma: float = 0.1,
+    final: float = 0.0,
+) -> float:
+    """The factor of the learning rate at `step` (from 0).
+
+    Warm-up rises as (step + 1) / warmup_steps, so the first step is not zero and the last step of the warm-up has the full rate. Then, with
+    p = (step − warmup_steps) / (total_steps − warmup_steps), at most 1:
+
+        cosine    final + (1 − final) · (1 + cos(π p)) / 2
+        steps     gamma to the number of `milestones` ≤ step
+        constant  1
+
+    Args:
+        step: optimiser steps done so far.
+        total_steps: steps of the whole training; the value stays constant after them.
+        warmup_steps: length of the warm-up.
+        kind: "cosine", "steps" or "constant".
+        milestones: steps at which "steps" multiplies by `gamma`.
+        gamma: the factor of "steps".
+        final: the end of "cosine", as a share of the full rate.
+    """
+    check_schedule(total_steps, warmup_steps, kind, final)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if kind == "steps":
+        return float(gamma ** sum(milestone <= step for milestone in milestones))
+    if kind == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def build_scheduler(
+    optimizer: Optimizer,
+    total_steps: int,
+    warmup_steps: int = 0,
+    kind: Schedule = "cosine",
+    milestones: Sequence[int] = (),
+    gamma: float = 0.1,
+    final: float = 0.0,
+    others: Sequence[Callable[[], float]] = (),
+) -> LambdaLR:
+    """A scheduler that is stepped after every optimiser step. Its only state is the number of steps, so resuming is exact.
+
+    The last groups of the optimiser, one for each of `others`, use these factors instead, independent of the step.
+    """
+    check_schedule(total_steps, warmup_steps, kind, final)
+    marks = tuple(milestones)
+
+    def factor(step: int) -> float:
+        return lr_factor(step, total_steps, warmup_steps, kind, marks, gamma, final)
+
+    own: list[Callable[[int], float]] = [_independent_of_step(other) for other in others]
+    return LambdaLR(optimizer, [*[factor] * (len(optimizer.param_groups) - len(own)), *own])
+
+
+def _independent_of_step(factor: Callable[[], float]) -> Callable[[int], float]:
+    return lambda _: factor()
+
+
+def check_schedule(total_steps: int, warmup_steps: int, kind: str, final: float) -> None:
+    """Refuses an invalid schedule."""
+    if kind not in get_args(Schedule):
+        raise ValueError(f"`kind` (={kind!r}) must be one of {', '.join(get_args(Schedule))}")
+    if total_steps < 1:
+        raise ValueError(f"`total_steps` (={total_steps}) must be at least 1")
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(f"`warmup_steps` (={warmup_steps}) must be in [0, total_steps={total_steps}]")
+    if not 0 <= final <= 1:
+        raise ValueError(f"`final` (={final}) must be in [0, 1]")

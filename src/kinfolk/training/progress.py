@@ -1,4 +1,4 @@
-"""What is seen during training: a bar with loss, kNN, flagged share, speed and time left; without a terminal, one line for each epoch."""
+"""The progress bar of a training: loss, kNN, flagged share, speed and time left. Without a terminal, one line per epoch."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
-from kinfolk.training.journal import Journal
-from kinfolk.training.log import FILE_ONLY
+from kinfolk.training.metrics_log import FILE_ONLY, MetricsLog
 from kinfolk.training.module import TrainingModule
 
 LOG = logging.getLogger("kinfolk.training")
 SMOOTHING = 0.95
+SECONDS_PER_UPDATE = 0.5
 NARROW = 120
 
 
 class ProgressBar(pl.Callback):
-    """Shows the progress of all epochs as one bar. Must come after `Journal`, whose last line it shows.
+    """Shows the progress of all epochs as one bar. Must come after `MetricsLog` in the list of callbacks: it shows its last line.
 
     Args:
-        console: where to draw; None: nowhere, the lines go to the log file only.
-        journal: knows the figures of the last finished epoch.
-        epochs: of the whole training.
+        console: where to draw; None: nowhere, lines go to the log file only.
+        metrics_log: holds the metrics of the last finished epoch.
+        epochs: number of epochs of the whole training.
     """
 
-    def __init__(self, console: Console | None, journal: Journal, epochs: int) -> None:
-        self.console, self.journal, self.epochs = console, journal, epochs
+    def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
+        self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
         self._bar: Progress | None = None
         self._seconds_per_step: float | None = None
         self._loss: float | None = None
-        self._last = 0.0
+        self._last = self._shown = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._last = time.perf_counter()
@@ -50,10 +50,10 @@ class ProgressBar(pl.Callback):
         self._bar.start()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._last = time.perf_counter()  # what was done between two epochs is no step's time
+        self._last = time.perf_counter()  # the time between two epochs does not belong to a step
 
     def track(self, steps: range) -> Iterator[int]:
-        """The same steps, with a bar of their own below that of the training while they last."""
+        """Yields the same steps and shows a second bar below that of the training."""
         if self._bar is None:
             yield from steps
             return
@@ -72,13 +72,16 @@ class ProgressBar(pl.Callback):
         now = time.perf_counter()
         took, self._last = now - self._last, now
         self._seconds_per_step = took if self._seconds_per_step is None else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
+        self._bar.advance(self._task)
+        if now - self._shown < SECONDS_PER_UPDATE:  # reading the loss makes the host wait for the device
+            return
+        self._shown = now
         loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
         self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
-        figures = {**self.journal.row, "loss": self._loss, "images_per_second": module.batch_size / self._seconds_per_step}
+        figures = {**self.metrics_log.row, "loss": self._loss, "images_per_second": module.batch_size / self._seconds_per_step}
         left = self._seconds_per_step * ((self.epochs - trainer.current_epoch) * int(trainer.num_training_batches) - batch_idx - 1)
         self._bar.update(
             self._task,
-            advance=1,
             description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
             figures=describe(figures, speed=not self._narrow),
             left=f"{duration(left)} left",
@@ -87,7 +90,7 @@ class ProgressBar(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        row = self.journal.row
+        row = self.metrics_log.row
         line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
         left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
         LOG.info("%s", f"{line}  {duration(left)} left" if left else line, extra={FILE_ONLY: self._bar is not None})
@@ -100,7 +103,7 @@ class ProgressBar(pl.Callback):
 
     @property
     def _narrow(self) -> bool:
-        """Whether bar and speed have to give way to the figures."""
+        """Whether bar and speed are left out to make room for the metrics."""
         return self.console is not None and self.console.width < NARROW
 
     def _stop(self) -> None:
@@ -110,7 +113,7 @@ class ProgressBar(pl.Callback):
 
 
 def describe(row: dict[str, float], speed: bool = True) -> str:
-    """The figures of a line, in few words."""
+    """The metrics of an epoch in one short line."""
     parts = [f"loss {row['loss']:.3f}"]
     parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
     parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []

@@ -1,4 +1,4 @@
-"""The once-per-epoch step of methods that look at all samples at once, such as those that cluster them.
+"""The once-per-epoch step of methods that use all samples at once, such as those that cluster them.
 
 Dimension key: N training samples, F features.
 """
@@ -13,33 +13,31 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
-from kinfolk.data.views import Views
-from kinfolk.evaluation.embed import Tracker, embed, embedding, evaluating
-from kinfolk.evaluation.embed_parts import embed_in_parts, share_statistics
+from kinfolk.embedding import Tracker, embed, embed_in_parts, embedding, evaluating, share_statistics
 from kinfolk.frameworks import Framework
-from kinfolk.stores.collected import Collected
+from kinfolk.stores.per_sample import Collected
 from kinfolk.training.module import TrainingModule
 
 
 class Refresh(pl.Callback):
-    """Calls `framework.refresh` before each epoch that is due and `framework.finish` after the last one, and tells the journal how long
-    both took.
+    """Calls `framework.refresh` before each epoch that needs it and `framework.finish` after the last one, and measures the time.
 
-    What a refresh leads to is state of the framework, so it is in the checkpoint: an epoch that is resumed in its middle is not refreshed
-    again, and one that is resumed at its beginning is refreshed as if nothing had happened. The optimiser forgets the momentum of what the
-    framework has set anew. Must come before the journal, whose seconds of an epoch do not count it.
+    The result of a refresh is state of the framework, so it is in the checkpoint: an epoch that is resumed in its middle is not refreshed
+    again, and one that is resumed at its beginning is refreshed as usual. The optimiser drops the momentum of parameters that the framework
+    has replaced. This callback must come before `MetricsLog`, whose time of an epoch does not include it.
 
-    Of streamed data there is no pass over all images: in the epoch before a refresh each batch is embedded, without augmentation, right
-    after its step, and the refresh takes these embeddings, which are up to an epoch old. That costs the forward pass that the pass over all
-    images would have cost, and saves reading them a second time. The few samples that the epoch left out are read for the refresh.
+    Streamed data is not read a second time: in the epoch before a refresh each batch is embedded without augmentation right after its step,
+    and the refresh uses these embeddings, which are up to an epoch old. That costs the same forward pass. The few samples that the epoch
+    left out are read for the refresh.
 
     Args:
-        data: its training samples are embedded, without augmentation, where the framework does not know their features anyway.
-        views: prepares them, by `evaluate`.
-        epochs: of the whole training.
-        autocast: computing type of the encoder; None: that of the weights.
-        progress: shows how far the embedding has come.
+        data: its training samples are embedded without augmentation, unless the framework already has their features.
+        views: prepares the images by `evaluate`.
+        epochs: number of epochs of the whole training.
+        autocast: dtype of the encoder under autocast; None: no autocast.
+        progress: shows the progress of the embedding.
     """
 
     def __init__(
@@ -77,12 +75,12 @@ class Refresh(pl.Callback):
         start = time.perf_counter()
         framework.refresh(self._features(module), epoch / self.epochs)
         for optimizer in trainer.optimizers:
-            for parameter in framework.renewed:
+            for parameter in framework.reinitialised:
                 optimizer.state.pop(parameter, None)
         self.seconds = time.perf_counter() - start
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """After the last epoch, before the journal's line and the checkpoint: what describes the encoder describes the finished one."""
+        """Called after the last epoch, before its line of metrics and its checkpoint, so that the state belongs to the final encoder."""
         assert isinstance(module, TrainingModule)
         framework = module.framework
         if trainer.current_epoch + 1 < self.epochs or not _finishes(framework):
@@ -92,7 +90,7 @@ class Refresh(pl.Callback):
         self.seconds = (self.seconds or 0.0) + time.perf_counter() - start
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
-        """A measurement of the journal: `refresh_seconds` of the epoch, where it was refreshed."""
+        """A measurement: `refresh_seconds` of the epoch, if it was refreshed."""
         return {} if self.seconds is None else {"refresh_seconds": self.seconds}
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +103,7 @@ class Refresh(pl.Callback):
             self.collected.load_state_dict(state["collected"])
 
     def _features(self, module: TrainingModule) -> Tensor | None:
-        """(N, F) what is clustered, the same on all ranks; None where it was collected during the epoch."""
+        """(N, F) the features to cluster, equal on all ranks; None if the framework collected them during the epoch."""
         framework = module.framework
         if framework.collects:
             return None
@@ -126,7 +124,7 @@ class Refresh(pl.Callback):
         )
 
     def _completed(self, module: TrainingModule, projected: bool) -> Tensor:
-        """(N, F) what was collected in the last epoch, and the embeddings of the samples that it left out."""
+        """(N, F) the embeddings collected in the last epoch, and those of the samples that it left out."""
         assert self.collected is not None
         features, left_out = self.collected.features, (~self.collected.seen).nonzero()[:, 0]
         self.collected = None
@@ -145,5 +143,5 @@ class Refresh(pl.Callback):
 
 
 def _finishes(framework: Framework) -> bool:
-    """Whether all samples are looked at once more after the last epoch."""
+    """Whether a detector is refreshed once more after the last epoch."""
     return any(detector.refreshed_at_end for detector in framework.detectors)

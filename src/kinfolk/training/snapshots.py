@@ -1,4 +1,4 @@
-"""Snapshots of the embedding: a few samples, a few times during a training, for the maps of the report.
+"""Snapshots: the embeddings of a few samples at a few epochs of a training, for the maps of the report.
 
 Dimension key: S samples, D embedding, N training samples.
 """
@@ -13,25 +13,25 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from kinfolk.data.identity import samples_digest
+from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
-from kinfolk.data.seeding import generator
-from kinfolk.data.views import Views
+from kinfolk.data.sample_table import samples_digest
+from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.embed import embed
 from kinfolk.files import check_safetensors, write_safetensors
-from kinfolk.training.clusters import accepted_labels
+from kinfolk.seeding import generator
+from kinfolk.training.config import SnapshotConfig
+from kinfolk.training.epoch_metrics import accepted_labels
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.run import Run
-from kinfolk.training.sections import SnapshotConfig
+from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
 
 SAMPLES = "kinfolk.samples"
-"""Key of the digest of the list of samples that the ids are of."""
+"""Key of the digest of the list of samples that the ids refer to."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one epoch left: ids (S,), unit-norm projected embeddings (S, D) in 16 bits, and, for methods that cluster, the pseudo-labels
+    """The snapshot of one epoch: ids (S,), unit-norm projected embeddings (S, D) in 16 bits and, for methods that cluster, pseudo-labels
     (S,), −1 where none is accepted."""
 
     epoch: int
@@ -41,8 +41,9 @@ class Snapshot:
 
 
 class Snapshots:
-    """A measurement of the journal that adds no figure: after the first epoch, the last and some between, equally far apart, it writes
-    `snapshots/epoch-NNNN.safetensors`. The same samples every time; nothing of the training depends on them."""
+    """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some equally spaced epochs between them.
+
+    The samples are the same every time, and the training does not depend on them. A measurement that adds no metric."""
 
     def __init__(
         self, run: Run, data: ImageData, views: Views, config: SnapshotConfig, *, epochs: int, seed: int, autocast: torch.dtype | None
@@ -68,7 +69,7 @@ class Snapshots:
 
 
 def snapshot_epochs(number: int, epochs: int) -> set[int]:
-    """After which epochs, counted from 1.
+    """The epochs, counted from 1, after which a snapshot is written.
 
     Example:
         >>> sorted(snapshot_epochs(4, 100))
@@ -80,8 +81,8 @@ def snapshot_epochs(number: int, epochs: int) -> set[int]:
 
 
 def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
-    """All of a run, in order; empty where there are none. What can't be read is left out, and what is not of these samples, where their
-    digest is given."""
+    """All snapshots of a run in order. Unreadable files are left out, and so are snapshots of other samples if the digest `samples` is
+    given."""
     found = (_read(path, samples) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of))
     return [snapshot for snapshot in found if snapshot is not None]
 
@@ -97,21 +98,3 @@ def _read(path: Path, samples: str | None) -> Snapshot | None:
         return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
     except (KinfolkError, SafetensorError, OSError, KeyError):
         return None
-
-
-def cut_snapshots(folder: Path, epoch: int) -> None:
-    """Removes those after `epoch`, which a resumed training will write again."""
-    for path in folder.glob("epoch-*.safetensors"):
-        if epoch_of(path) > epoch:
-            path.unlink()
-
-
-def snapshot_file(folder: Path, epoch: int) -> Path:
-    """Where the one after `epoch` is written."""
-    return folder / f"epoch-{epoch:04d}.safetensors"
-
-
-def epoch_of(path: Path) -> int:
-    """The number in its name; −1 for another file."""
-    number = path.stem.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""The one door to training, for Python and for the command line."""
+"""Training from start to end: configuration, data, framework, trainer. `kinfolk.api.train` adds the report."""
 
 from __future__ import annotations
 
@@ -14,42 +14,47 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from kinfolk.cautions import warn_if_silent
-from kinfolk.data.handover import hand_over, take_over
-from kinfolk.data.identity import samples_digest
 from kinfolk.data.images import ImageData
-from kinfolk.data.sources import Source
-from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.files import plain_errors
-from kinfolk.models.pair import save_towers
+from kinfolk.data.prepare import hand_over, take_over
+from kinfolk.data.sample_table import samples_digest
+from kinfolk.data.source import Source
+from kinfolk.errors import KinfolkError, UsageError, warn_if_silent
+from kinfolk.files import explain_file_errors
+from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
-from kinfolk.training.assemble import assemble, build_framework, build_optimizers, build_views, fit_to_data, placed
-from kinfolk.training.changes import identity, refuse_changes
+from kinfolk.seeding import kept_random_state
+from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, fit_to_data, read_text, with_absolute_paths
 from kinfolk.training.checkpoint import read_checkpoint
-from kinfolk.training.clusters import ClusterQuality
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.devices import global_rank
-from kinfolk.training.hold import held
-from kinfolk.training.knn import Knn, require_measured
+from kinfolk.training.epoch_metrics import ClusterQuality, Knn, require_knn
+from kinfolk.training.launch import (
+    explain_lost_ranks,
+    global_rank,
+    mark_ready,
+    register_rank_zero,
+    report_refusal,
+    supervise,
+    wait_for_rank_zero,
+)
 from kinfolk.training.loader import BatchLoader
-from kinfolk.training.log import FILE_ONLY, held_warnings, logging_to, quiet_lightning
+from kinfolk.training.metrics_log import FILE_ONLY, collect_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
-from kinfolk.training.ranks import announce, naming_lost_ranks, sign_in, telling_others, together, wait_for
 from kinfolk.training.refresh import Refresh
-from kinfolk.training.run import Run
-from kinfolk.training.snapshots import Snapshots
-from kinfolk.training.start import (
-    last_state,
-    nothing_begun,
+from kinfolk.training.run_folder import (
+    Run,
+    explain_missing_config,
+    last_checkpoint_state,
+    lock_run_folder,
+    log_start,
     num_processes,
     open_data,
     read_data,
-    require_same,
-    tell_start,
+    require_same_samples,
     write_start,
 )
-from kinfolk.training.towers import read_text
+from kinfolk.training.settings import identity, refuse_changes
+from kinfolk.training.snapshots import Snapshots
 from kinfolk.training.trainer import build_trainer
 
 if TYPE_CHECKING:
@@ -75,11 +80,10 @@ def train(
     overwrite: bool = False,
     progress: bool = True,
 ) -> Run:
-    """Learns an encoder from pictures, and leaves everything about it in the folder `out`, but for the page: `kinfolk.api.train` writes
-    that too, and says what the arguments are.
+    """Trains an encoder on images and writes the run folder `out`, without the report. `kinfolk.api.train` documents the arguments.
 
     Returns:
-        The run; its `rank` is above 0 in the processes that helped rank zero.
+        The run. Its `rank` is above 0 in processes other than rank zero.
     """
     if out is None:
         raise UsageError("`out` is required: the folder to write the run into")
@@ -88,41 +92,41 @@ def train(
     run = Run(Path(out))
     stored = TrainConfig.load(run.config) if resume and run.config.exists() else None
     if resume and stored is None and data is None and recipe is None:
-        raise UsageError(nothing_begun(run))
+        raise UsageError(explain_missing_config(run))
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
     named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-    with held_warnings() as notes:
-        config = placed(assemble(stored, recipe, named, settings))
+    with collect_warnings() as notes:
+        config = with_absolute_paths(assemble(stored, recipe, named, settings))
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     several = num_processes(config) > 1
     console = Console(stderr=True) if progress and run.rank == 0 else None
-    sign_in(run.rank, several)
+    register_rank_zero(run.rank, several)
     with ExitStack() as stack:
-        with telling_others(run.launch, run.rank, several):
+        with report_refusal(run.launch, run.rank, several):
             if run.rank == 0 and (resume or overwrite):
-                run.require_own()
+                run.require_run_folder()
             elif run.rank == 0:
                 run.require_unused()
-            stack.enter_context(held(run.path, run.rank))
-        stack.enter_context(together(run.launch, run.rank, several))
-        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        stack.enter_context(plain_errors(run.path))
+            stack.enter_context(lock_run_folder(run.path, run.rank))
+        stack.enter_context(supervise(run.launch, run.rank, several))
+        stack.enter_context(kept_random_state())
+        stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
-            return _help(run, data, config.epochs, resume)
-        source = open_data(data, config, run)  # the others hear by now that rank zero is at work
+            return _fit_as_helper(run, data, config.epochs, resume)
+        source = open_data(data, config, run)  # the other ranks know by now that rank zero is running
         config = fit_to_data(config, source)
         if stored is not None:
             refuse_changes(stored, config)
         return _run(run, config, source, resume, overwrite, console, notes)
 
 
-def _help(run: Run, data: Data | None, epochs: int, resume: bool) -> Run:
-    """Another rank: waits until rank zero has prepared everything and maps its data; lists and reads the source only where the cache is
-    not there, as on another machine with a cache folder of its own."""
-    wait_for(run.launch)
+def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool) -> Run:
+    """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is read again only where the cache of rank
+    zero is not visible, as on another machine with a cache folder of its own."""
+    wait_for_rank_zero(run.launch)
     config = TrainConfig.load(run.config)
     state: dict[str, Any] | None = read_checkpoint(run.checkpoint)["kinfolk"] if resume and run.checkpoint.exists() else None
-    if state is not None and state["epoch"] >= epochs:  # there is nothing to resume, as rank zero says
+    if state is not None and state["epoch"] >= epochs:  # nothing to resume; rank zero logs it
         return run
     images = take_over(run.handover)
     if images is None:
@@ -133,19 +137,22 @@ def _help(run: Run, data: Data | None, epochs: int, resume: bool) -> Run:
 def _run(
     run: Run, config: TrainConfig, source: Source, resume: bool, overwrite: bool, console: Console | None, notes: Sequence[str]
 ) -> Run:
-    """Nothing is written, and with `overwrite` nothing removed, before data and method are known to be good."""
+    """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data and method have been checked."""
     several = num_processes(config) > 1
-    with held_warnings() as passed_over:
-        state = last_state(run, source, config) if resume else None
+    with collect_warnings() as passed_over:
+        state = last_checkpoint_state(run, source, config) if resume else None
     if state is not None and state["epoch"] >= config.epochs:
         if several:
-            announce(run.launch)
+            mark_ready(run.launch)
         with logging_to(None, console):
-            LOG.info("%s", f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume")
+            LOG.info(
+                "%s",
+                f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done; give a larger `epochs` to train further",
+            )
         return run
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
-        require_same(run, images)
+        require_same_samples(run, images)
     source.release()
     return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over))
 
@@ -159,29 +166,29 @@ def _fit(
     console: Console | None,
     notes: Sequence[str] = (),
 ) -> Run:
-    """The training itself, on any rank."""
+    """Builds everything and trains, on any rank."""
     several = num_processes(config) > 1
     if images.stream is not None:
         images.stream.note = run.quarantine
     BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
-    with held_warnings() as doubts:
+    with collect_warnings() as build_warnings:
         framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
-        framework.set_progress(0, config.epochs)  # what it has to say of the length of the training
+        framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
     views, autocast = build_views(config), torch.bfloat16 if "bf16" in config.trainer.precision else None
     knn = Knn(images, views, config.knn, epochs=config.epochs, seed=config.seed, autocast=autocast)
-    require_measured(framework, knn, config.method)
+    require_knn(framework, knn, config.method)
     if run.rank == 0:
         write_start(run, config, images, state, overwrite, text)
         if several:
             hand_over(images, run.handover)
-            announce(run.launch)
+            mark_ready(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
-        tell_start(run, config, images, state)
-        for doubt in (*notes, *doubts) if run.rank == 0 else ():
-            LOG.warning("%s", doubt)
+        log_start(run, config, images, state)
+        for warning in (*notes, *build_warnings) if run.rank == 0 else ():
+            LOG.warning("%s", warning)
         module = TrainingModule(
             framework,
             images,
@@ -194,6 +201,7 @@ def _fit(
             channels_last=config.trainer.channels_last,
             text=text,
             chunk_size=config.trainer.chunk_size,
+            compile_encoder=config.trainer.compile_encoder is True,
         )
         refresh = Refresh(images, views, epochs=config.epochs, autocast=autocast)
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
@@ -205,13 +213,13 @@ def _fit(
             run,
             state,
             own,
-            [knn, ClusterQuality(images, config.knn.nmi_normaliser), refresh, _figures, snapshots],
+            [knn, ClusterQuality(images, config.knn.nmi_normaliser), refresh, _framework_metrics, snapshots],
             refresh,
             lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
             console,
         )
         try:
-            with naming_lost_ranks(lambda: module.kept()) if several else nullcontext():
+            with explain_lost_ranks(lambda: module.describe_saved()) if several else nullcontext():
                 trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
         except KinfolkError as error:
             LOG.error("%s", error, extra={FILE_ONLY: True})
@@ -221,7 +229,7 @@ def _fit(
     return run
 
 
-def _figures(module: TrainingModule, epoch: int) -> dict[str, float]:
+def _framework_metrics(module: TrainingModule, epoch: int) -> dict[str, float]:
     return module.framework.metrics
 
 

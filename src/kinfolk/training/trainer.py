@@ -1,8 +1,9 @@
-"""The Lightning trainer of a run: strategy, loggers, and the callbacks in the order in which they depend on each other."""
+"""The Lightning trainer of a run: strategy, loggers, and callbacks in the order in which they depend on each other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,13 +11,13 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
 
-from kinfolk.training.checkpoint import AtomicCheckpointIO
-from kinfolk.training.config import TrainConfig
-from kinfolk.training.journal import Journal, Measurement
-from kinfolk.training.keeper import Keeper
+from kinfolk.training.checkpoint import AtomicCheckpointIO, CheckpointSaver
+from kinfolk.training.config import TrainConfig, TrainerConfig
+from kinfolk.training.launch import in_notebook
+from kinfolk.training.metrics_log import Measurement, MetricsLog
 from kinfolk.training.progress import ProgressBar
 from kinfolk.training.refresh import Refresh
-from kinfolk.training.run import Run
+from kinfolk.training.run_folder import Run
 
 
 def build_trainer(
@@ -29,27 +30,28 @@ def build_trainer(
     export: Callable[[int], None],
     console: Console | None,
 ) -> pl.Trainer:
-    """A trainer that writes into `run`, from the checkpoint on that says `state` of itself, or from the start."""
+    """A trainer that writes into `run`. It starts after the checkpoint with the `kinfolk` entry `state`, or at the beginning if None."""
     settings, step = config.trainer, 0 if state is None else int(state["step"])
-    journal = Journal(run, measurements, settings.log_every)
-    bar = ProgressBar(console, journal, config.epochs)
+    metrics_log = MetricsLog(run, measurements, settings.log_every)
+    bar = ProgressBar(console, metrics_log, config.epochs)
     refresh.progress = bar.track
     return pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
-        strategy=_strategy(settings.strategy, settings.devices, settings.num_nodes),
+        strategy=_strategy(settings),
+        benchmark=settings.cudnn_benchmark if settings.accelerator == "cuda" else None,
         precision=settings.precision,  # type: ignore[arg-type]
         max_epochs=config.epochs,
         accumulate_grad_batches=settings.accumulate,
         gradient_clip_val=settings.gradient_clip,
-        sync_batchnorm=settings.sync_batchnorm,
+        sync_batchnorm=settings.sync_batchnorm is True,
         logger=[_logger(name, config, run, step) for name in settings.loggers],
         callbacks=[
             refresh,
-            journal,
+            metrics_log,
             bar,
-            Keeper(run.checkpoint, config.epochs, config.checkpoint, identity, export, lambda: journal.row.get("knn"), state),
+            CheckpointSaver(run.checkpoint, config.epochs, config.checkpoint, identity, export, lambda: metrics_log.row.get("knn"), state),
         ],
         plugins=[AtomicCheckpointIO()],
         default_root_dir=run.path,
@@ -61,20 +63,15 @@ def build_trainer(
     )
 
 
-def _strategy(name: str, devices: int | str, num_nodes: int) -> str | Strategy:
-    """`auto` with several processes is DDP that expects parts without gradient (momentum encoders) to say so by `requires_grad`."""
-    several = num_nodes > 1 or (isinstance(devices, int) and devices > 1)
-    return DDPStrategy() if name == "auto" and several and not _interactive() else name
-
-
-def _interactive() -> bool:
-    from lightning.fabric.utilities.imports import _IS_INTERACTIVE
-
-    return bool(_IS_INTERACTIVE)
+def _strategy(settings: TrainerConfig) -> str | Strategy:
+    """`auto` with several processes is DDP, in which parts without gradient (momentum encoders) must have `requires_grad` False."""
+    several = settings.num_nodes > 1 or (isinstance(settings.devices, int) and settings.devices > 1)
+    ddp = settings.strategy == "ddp" or (settings.strategy == "auto" and several and not in_notebook())
+    return DDPStrategy(timeout=timedelta(minutes=settings.timeout_minutes)) if ddp else settings.strategy
 
 
 def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
-    """Events a killed process logged after its last checkpoint are purged where the logger can do that."""
+    """Events that a killed process logged after its last checkpoint are purged if the logger supports it."""
     if name == "tensorboard":
         return TensorBoardLogger(run.path, name="tensorboard", version="", default_hp_metric=False, purge_step=step + 1 if step else None)
     logger: Logger

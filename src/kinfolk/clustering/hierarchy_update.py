@@ -1,0 +1,292 @@
+"""Rows of unequal length, padded to a common width: a few long ones must not make all the others long.
+
+Dimension key: K rows.
+
+What a refinement looks at: of the touched clusters all units or some, and beside them some clusters of the same border.
+
+Dimension key: K touched clusters, W places, T touched units, P borders.
+
+Splitting a cluster by density peaks: Rodriguez and Laio, Science 2014, on the units of a cluster.
+
+    ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),   γ_i = ρ_i δ_i
+
+The m − 1 units of largest γ and, of the others, the one of largest δ are prototypes; every unit goes to one of them. γ finds groups, but
+never a single stray unit; tried as a prototype, it is merged back where it is not astray. d is the distance of the unit-norm centres and
+d_c² the mean of d² in the cluster: a share of the neighbours, as in the paper, says nothing among a few dozen units.
+
+Dimension key: K clusters, W units of each (padded), D embedding, m parts.
+
+Merging clusters inside one cluster of the level above: who belongs together.
+
+Dimension key: n nodes (clusters and parts of clusters), D embedding, E edges, P borders, w places of each (padded).
+
+One level of the online refinement: which units of the touched clusters belong where, after trying a split and a merge.
+
+RCL, section 4.3: every touched cluster is split into at most m parts whose units are the clusters one level below; the parts and the other
+clusters of the same cluster above are merged where they are alike. Nothing is written before both are decided, so that a part that is
+merged back where it was costs nothing.
+
+Dimension key: K touched clusters, W places (place 0: the rest of a cluster too large to look at whole), D embedding, m parts, n nodes,
+T touched units, M units that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.clustering.labels import possibility, propagate
+from kinfolk.clustering.linked_lists import Rings
+
+
+def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
+    """The rows in groups, and the width of each: lengths of at most 8, then of at most twice the last, and so on.
+
+    Example:
+        >>> import torch
+        >>> [(rows.tolist(), width) for rows, width in by_width(torch.tensor([2, 30, 5, 0]))]
+        [([0, 2, 3], 5), ([1], 30)]
+    """
+    longest, low, high = int(number_K.max()) if len(number_K) else -1, -1, first
+    while low < longest:
+        rows = ((number_K > low) & (number_K <= high)).nonzero().flatten()
+        if len(rows):
+            yield rows, int(number_K[rows].max())
+        low, high = high, 2 * high
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a refinement reads: the units with their sums, the clusters that hold them, the clusters above as borders."""
+
+    units: Rings
+    unit_sum: Tensor
+    unit_parent: Tensor
+    siblings: Rings
+    cluster_sum: Tensor
+    cluster_parent: Tensor
+
+
+def looked_at(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, W) units to look at, (K, W) where there is one, and (K,) whether a rest remains.
+
+    All units of a cluster that has at most `limit`; of a larger one the touched units first, then those behind them in the ring.
+    """
+    number_K = level.units.units[cluster_K]
+    rest_K = number_K > limit
+    width = int(number_K.max().clamp(max=limit))
+    first_K = torch.searchsorted(owner_T, torch.arange(len(cluster_K), device=owner_T.device))
+    unit_KW = level.units.walk(touched_T[first_K], width)
+    large = rest_K.nonzero().flatten()
+    if len(large):
+        span = len(level.unit_parent)
+        keys_T = owner_T[rest_K[owner_T]] * span + touched_T[rest_K[owner_T]]
+        keys = (large.unsqueeze(1) * span + unit_KW[large]).flatten()
+        place = torch.searchsorted(keys_T, keys).clamp(max=len(keys_T) - 1)
+        keys = torch.cat((keys_T, keys[keys_T[place] != keys]))
+        owner, order = (keys // span).sort(stable=True)
+        rank = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+        kept = rank < limit
+        unit_KW[owner[kept], rank[kept]] = keys[order][kept] % span
+    valid_KW = torch.arange(width, device=owner_T.device) < number_K.unsqueeze(1)
+    return unit_KW, valid_KW, rest_K
+
+
+def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
+    """Clusters of the touched borders that are not touched themselves: all, or those next in the ring."""
+    border_P, inverse = torch.unique(border_K, return_inverse=True)
+    start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))  # the first of each border
+    number_P = level.siblings.units[border_P].clamp(max=limit)
+    path = level.siblings.walk(start_P, int(number_P.max()))
+    found = path[torch.arange(path.shape[1], device=path.device) < number_P.unsqueeze(1)]
+    place = torch.searchsorted(cluster_K, found).clamp(max=len(cluster_K) - 1)
+    return found[cluster_K[place] != found]
+
+
+Rule = Literal["centres", "propagation"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int, rule: Rule) -> Tensor:
+    """(K, W) the part, below `parts`, of every unit; what it says of invalid places is of no meaning.
+
+    Args:
+        centre_KWD: unit-norm centres of the units.
+        valid_KW: which places hold a unit.
+        rest_K: where True, place 0 stands for all units that are not looked at: the densest one, always a prototype.
+        parts: m, the most parts there may be.
+        rule: "centres": to the most similar prototype; "propagation": to the prototype whose label reaches it most.
+    """
+    sim_KWW = centre_KWD @ centre_KWD.mT
+    proto_Km, known_Km = peaks(sim_KWW, valid_KW, rest_K, parts)
+    if rule == "centres":
+        near_KmW = sim_KWW.gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
+    else:
+        near_KmW = propagate(sim_KWW, valid_KW, proto_Km)
+    return near_KmW.masked_fill(~known_Km.unsqueeze(2), -torch.inf).argmax(1)
+
+
+def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """(K, m) places of the prototypes and (K, m) which of them there are. Of equals the earlier place wins."""
+    both_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1)
+    # Symmetric, and 0 where it is nothing but rounding: which of two units is the denser must not depend on the last bit.
+    square_KWW = 2 - (sim_KWW + sim_KWW.mT)
+    square_KWW = square_KWW.masked_fill(~both_KWW | (square_KWW < 64 * torch.finfo(sim_KWW.dtype).eps), 0)
+    number_K = valid_KW.sum(1)
+    scale_K = square_KWW.sum((1, 2)) / (number_K * (number_K - 1)).clamp(min=1)
+    scale_K = torch.where(scale_K > 0, scale_K, 1.0)
+    rho_KW = (-square_KWW / scale_K.view(-1, 1, 1)).exp().masked_fill(~both_KWW, 0).sum(2)
+    rho_KW[:, 0] = torch.where(rest_K, torch.inf, rho_KW[:, 0])
+    place_W = torch.arange(valid_KW.shape[1], device=sim_KWW.device)
+    denser_KWW = (rho_KW.unsqueeze(1) > rho_KW.unsqueeze(2)) | (
+        (rho_KW.unsqueeze(1) == rho_KW.unsqueeze(2)) & (place_W.view(1, 1, -1) < place_W.view(1, -1, 1))
+    )
+    nearest_KW = square_KWW.masked_fill(~(denser_KWW & both_KWW), torch.inf).amin(2)
+    delta_KW = torch.where(nearest_KW.isinf(), square_KWW.amax(2), nearest_KW).sqrt()
+    gamma_KW = (rho_KW * delta_KW).masked_fill(~valid_KW, -1)
+    gamma_KW[:, 0] = torch.where(rest_K, torch.inf, gamma_KW[:, 0])
+    by_peak_Km = gamma_KW.argsort(dim=1, descending=True, stable=True)[:, : parts - 1]
+    left_KW = delta_KW.masked_fill(~valid_KW, -1).scatter(1, by_peak_Km, -1)
+    far_K1 = left_KW.argmax(1, keepdim=True)
+    known_Km = torch.cat((gamma_KW.gather(1, by_peak_Km), left_KW.gather(1, far_K1)), 1) >= 0
+    return torch.cat((by_peak_Km, far_K1), 1), known_Km
+
+
+def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -> Tensor:
+    """(n,) the group of every node, named by its first node: nodes joined by a chain of pairs more alike than `similarity`.
+
+    Args:
+        centre_nD: unit-norm centres.
+        border_n: the cluster one level above, **sorted**; only nodes of one border are ever joined.
+        similarity: σ_m: of the centres; for "propagation" the similarity at which two nodes alone are joined.
+        rule: "centres", or "propagation": possibility above 1/2 in the graph of all nodes of the border.
+    """
+    number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
+    first_P = number_P.cumsum(0) - number_P
+    edges = [border_n.new_empty(0, 2)]
+    for rows, width in by_width(number_P):
+        place_w = torch.arange(width, device=border_n.device)
+        valid_Pw = place_w < number_P[rows].unsqueeze(1)
+        node_Pw = (first_P[rows].unsqueeze(1) + place_w).clamp(max=len(border_n) - 1)
+        centre_PwD = centre_nD.index_select(0, node_Pw.flatten()).view(*node_Pw.shape, -1)
+        together_Pww = valid_Pw.unsqueeze(2) & valid_Pw.unsqueeze(1)
+        sim_Pww = centre_PwD @ centre_PwD.mT
+        alike_Pww = sim_Pww > similarity if rule == "centres" else possibility(sim_Pww, together_Pww, similarity) > 0.5
+        border, one, other = (alike_Pww & together_Pww).triu(1).nonzero(as_tuple=True)
+        edges.append(torch.stack((node_Pw[border, one], node_Pw[border, other]), 1))
+    return components(torch.cat(edges), len(border_n))
+
+
+def components(edge_E2: Tensor, number: int) -> Tensor:
+    """(number,) the smallest node that each node is connected with."""
+    group_n = torch.arange(number, device=edge_E2.device)
+    one_E, other_E = edge_E2.unbind(1)
+    while len(one_E):
+        low_E = torch.minimum(group_n[one_E], group_n[other_E])
+        new_n = group_n.scatter_reduce(0, one_E, low_E, "amin").scatter_reduce(0, other_E, low_E, "amin")
+        new_n = new_n[new_n]
+        if torch.equal(new_n, group_n):
+            break
+        group_n = new_n
+    return group_n
+
+
+@dataclass(frozen=True)
+class Limits:
+    """m, σ_m, how to assign and merge, and the most units or siblings of one cluster that are looked at in a step."""
+
+    parts: int
+    similarity: float
+    rule: Rule
+    max_units: int
+
+
+@dataclass(frozen=True)
+class Moves:
+    """(M,) units with the cluster each goes to; −1 − g: the new cluster of group g, made inside `border`. No unit stays where it was."""
+
+    unit: Tensor
+    to: Tensor
+    border: Tensor
+
+
+def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
+    """What moves when the clusters of the `touched` units (distinct slots) are refined. Also takes the sums of the clusters that are looked
+    at whole anew from their units, so that rounding does not add up."""
+    cluster_T, order = level.unit_parent[touched].sort(stable=True)
+    cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
+    unit_KW, valid_KW, rest_K = looked_at(level, touched[order], cluster_K, owner_T, limits.max_units)
+    part_KW, number_Km, sum_KmD = _split(level, cluster_K, unit_KW, valid_KW, rest_K, limits)
+    main_K = torch.where(rest_K, 0, number_Km.argmax(1))  # the rest's part is the first
+    owns_Km = torch.arange(limits.parts, device=part_KW.device) == main_K.unsqueeze(1)
+    alive_Km = number_Km > 0
+    slot_Km = torch.where(owns_Km, cluster_K.unsqueeze(1), -1)
+    border_K = level.cluster_parent[cluster_K]
+    other = siblings(level, cluster_K, border_K, limits.max_units)
+
+    sums = torch.cat((sum_KmD[alive_Km], level.cluster_sum[other]))
+    border_n = torch.cat((border_K.unsqueeze(1).expand_as(alive_Km)[alive_Km], level.cluster_parent[other]))
+    slot_n = torch.cat((slot_Km[alive_Km], other))
+    number_n = torch.cat((number_Km[alive_Km], level.units.units[other]))
+    target_n = _targets(sums, border_n, slot_n, number_n, limits)
+
+    num_parts = int(alive_Km.sum())
+    target_Km = torch.full_like(number_Km, -1)
+    target_Km[alive_Km] = target_n[:num_parts]
+    to_KW = target_Km.gather(1, part_KW)
+    moves_KW = valid_KW & (to_KW != cluster_K.unsqueeze(1))
+    leaving = (target_n[num_parts:] != other).nonzero().flatten()
+    unit, to = [unit_KW[moves_KW]], [to_KW[moves_KW]]
+    if len(leaving):
+        size = level.units.units[other[leaving]].clamp(max=limits.max_units)
+        path = level.units.walk(level.units.entry[other[leaving]], int(size.max()))
+        there = torch.arange(path.shape[1], device=path.device) < size.unsqueeze(1)
+        unit.append(path[there])
+        to.append(target_n[num_parts:][leaving].unsqueeze(1).expand_as(path)[there])
+    return Moves(torch.cat(unit), torch.cat(to), border_n)
+
+
+def _split(
+    level: Level, cluster_K: Tensor, unit_KW: Tensor, valid_KW: Tensor, rest_K: Tensor, limits: Limits
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, W) the part of every unit, (K, m) how many units a part has, (K, m, D) its sum; the rest of a large cluster is in part 0."""
+    part_KW = torch.zeros_like(unit_KW)
+    number_Km = cluster_K.new_zeros(len(cluster_K), limits.parts)
+    sum_KmD = level.unit_sum.new_zeros(len(cluster_K), limits.parts, level.unit_sum.shape[1])
+    part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
+    looked_K = valid_KW.sum(1)
+    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):  # large clusters are a group of their own
+        width = min(width, unit_KW.shape[1])
+        cluster, unit, valid, rest = cluster_K[rows], unit_KW[rows, :width], valid_KW[rows, :width], rest_K[rows]
+        sums, large = level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1), bool(rest[0])
+        if large:
+            total = valid.unsqueeze(1).to(sums.dtype) @ sums
+            sums = torch.cat((level.cluster_sum[cluster].unsqueeze(1) - total, sums), 1)
+            valid = torch.cat((rest.unsqueeze(1), valid), 1)
+        part = split(F.normalize(sums, dim=2), valid, rest, limits.parts, limits.rule)
+        if large:
+            part[:, 0] = 0
+        held = (part.unsqueeze(1) == part_m) & valid.unsqueeze(1)
+        number_Km[rows], sum_KmD[rows] = held.sum(2), held.to(sums.dtype) @ sums
+        part_KW[rows, :width] = part[:, 1:] if large else part
+        if not large:
+            level.cluster_sum[cluster] = sum_KmD[rows].sum(1)
+    number_Km[:, 0] += torch.where(rest_K, level.units.units[cluster_K] - looked_K - 1, 0)
+    return part_KW, number_Km, sum_KmD
+
+
+def _targets(sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits) -> Tensor:
+    """(n,) the slot each node ends in: that of the group's largest node that has one, the first of equals; −1 − g where none has."""
+    border, order = border_n.sort(stable=True)
+    group_n = torch.empty_like(order)
+    group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity, limits.rule)]
+    weight_n = torch.where(slot_n >= 0, number_n, 0)
+    most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")
+    best_n = torch.where((weight_n == most_n[group_n]) & (weight_n > 0), slot_n, torch.iinfo(slot_n.dtype).max)
+    keeper_n = torch.full_like(group_n, torch.iinfo(slot_n.dtype).max).scatter_reduce(0, group_n, best_n, "amin")
+    return torch.where(most_n[group_n] > 0, keeper_n[group_n], -1 - group_n)

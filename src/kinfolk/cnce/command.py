@@ -1,0 +1,143 @@
+"""`kinfolk cnce`: measures NCE and CNCE as estimators of mutual information."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kinfolk.cli.options import FLAG, RUNNING, Debug, examples
+from kinfolk.errors import UsageError
+
+STUDIES = ("table", "variance")
+EPILOG = examples(
+    "kinfolk cnce",
+    "kinfolk cnce --train-each --out table5.json",
+    "kinfolk cnce --study variance --views first.npy second.npy",
+)
+
+
+def cnce(
+    study: Annotated[
+        str, typer.Option("--study", "-s", help="table: estimates for each ω (Table 5). variance: for each number of negatives.")
+    ] = "table",
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Number of runs. Mean and deviation are over the runs.")] = 5,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Epochs of each critic.")] = 100,
+    train_each: Annotated[
+        bool, typer.Option("--train-each", metavar=FLAG, help="table: also train a critic for each ω with its own CNCE (slower).")
+    ] = False,
+    same_data: Annotated[bool, typer.Option("--same-data", metavar=FLAG, help="table: use the same points in all runs.")] = False,
+    views: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A.npy B.npy",
+            help="variance: embeddings of two views, with matching rows, instead of the toy data.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Temperature of the critic.")] = 0.07,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="JSON file for all results.", show_default=False)] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING)] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure NCE and CNCE, two lower bounds on mutual information, where the true value is known.
+
+    The data are two correlated Gaussian variables, as in appendix B of Wu et al., ICLR 2021. The table also shows the paper's results.
+    CNCE draws its negatives above the percentile ω of the anchor's scores.
+    """
+    _check(study, train_each, same_data, views, temperature, out, overwrite)
+    from kinfolk.cnce.experiment import Toy, table_study, variance_study, views_study
+
+    toy = Toy(epochs=epochs, temperature=temperature)
+    if study == "table":
+        found = table_study(seeds, toy, train_each=train_each, same_data=same_data, progress=True)
+        _show_table(found)
+    else:
+        found = variance_study(seeds, toy, progress=True) if views is None else views_study(*views, temperature)
+        _show_variance(found)
+    if out is not None:
+        import json
+
+        from kinfolk.files import write_text
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(found, indent=2) + "\n")
+
+
+def _check(
+    study: str, train_each: bool, same_data: bool, views: tuple[Path, Path] | None, temperature: float, out: Path | None, overwrite: bool
+) -> None:
+    if study not in STUDIES:
+        raise UsageError(f"unknown study {study!r} (there are: {', '.join(STUDIES)})")
+    if study == "variance" and (train_each or same_data):
+        raise UsageError(f"{'--train-each' if train_each else '--same-data'} belongs to --study table")
+    if study == "table" and views is not None:
+        raise UsageError("--views belongs to --study variance")
+    if not temperature > 0:
+        raise UsageError(f"--temperature (={temperature}) must be above 0")
+    if out is not None and out.suffix != ".json":
+        raise UsageError(f"--out (={out}) must end in .json")
+    if out is not None and out.exists() and not overwrite:
+        raise UsageError(f"{out} exists; give another --out, or --overwrite to replace it")
+
+
+def _show_table(found: dict[str, Any]) -> None:
+    """Prints a table for each way of training the critics, with one row per estimator."""
+    from kinfolk.cli.options import plain_table
+
+    rows = {(row["critic"], row["points"], row["omega"]): row for row in found["rows"]}
+    settings = found["settings"]
+    titles = {"nce": "One critic for all rows, trained by NCE", "own": "A critic for each row, trained by the estimator of that row"}
+    _print(_truth(found["true"]))
+    for critic, title in titles.items() if settings["train_each"] else [("nce", titles["nce"])]:
+        heads = ("ω", "paper", "training points", "fresh points", *(("premise",) if critic == "nce" else ()))
+        table = plain_table(*heads, right=heads, title=title)
+        for omega, paper in found["paper"].items():
+            cells = [_mean_and_deviation(row) for row in (paper, rows[critic, "train", int(omega)], rows[critic, "fresh", int(omega)])]
+            holds = [f"{100 * found['premise'][omega]:.0f} %" if omega != "0" else "–"] if critic == "nce" else []
+            table.add_row("NCE" if omega == "0" else omega, *cells, *holds)
+        _print(table)
+    spread = f"Mean ± standard deviation over {settings['seeds']} runs" if settings["seeds"] > 1 else "One run"
+    same = ", the same in all runs" if settings["same_data"] and settings["seeds"] > 1 else ""
+    sizes = f"{settings['num_points']:,} points{same}, {settings['num_negatives']} negatives, epochs: {settings['epochs']}"
+    _print(f"{spread}: {sizes}. CNCE draws negatives above the percentile ω.", style="dim")
+    _print("Premise: share of fresh anchors whose negatives all have e^f above its mean, as theorem 3.1 requires.", style="dim")
+
+
+def _show_variance(found: dict[str, Any]) -> None:
+    """Prints one row per number of negatives, with mean and variance of each estimator."""
+    from kinfolk.cli.options import plain_table
+
+    rows = {(row["negatives"], row["omega"]): row for row in found["rows"]}
+    numbers, omegas = (list(dict.fromkeys(key[part] for key in rows)) for part in (0, 1))
+    names = [f"ω = {omega}" if omega else "NCE" for omega in omegas]
+    heads = ["k", *(head for name in names for head in (name, "variance"))]
+    table = plain_table(*heads, right=tuple(heads))
+    for number in numbers:
+        cells = [(rows[number, omega]["mean"], rows[number, omega]["variance"]) for omega in omegas]
+        table.add_row(f"{number:,}", *(text for mean, variance in cells for text in (f"{mean:.4f}", f"{variance:.1e}")))
+    if found["true"] is not None:
+        _print(_truth(found["true"]))
+    _print(table)
+    settings = found["settings"]
+    critics = f", critics: {settings['seeds']}" if "seeds" in settings else ""
+    fixed = f"Variance over {settings['draws']} draws of the negatives, with anchor and positive fixed"
+    _print(f"k: number of negatives. {fixed}, averaged over anchors: {settings['anchors']}{critics}.", style="dim")
+
+
+def _truth(information: float) -> str:
+    return f"True mutual information: [bold]{information:.5f}[/] nats"
+
+
+def _print(what: Any, style: str | None = None) -> None:
+    from kinfolk.cli.options import screen
+
+    screen().print(what, style=style, soft_wrap=False)
+
+
+def _mean_and_deviation(row: dict[str, Any]) -> str:
+    """Mean ± deviation, e.g. 0.01345 ± 0.00100. Values below a thousandth are written as powers of ten."""
+    return " ± ".join(
+        f"{value:.5f}" if abs(row["mean"]) >= 1e-3 else f"{value:.1e}" for value in (row["mean"], row["stdev"]) if value is not None
+    )

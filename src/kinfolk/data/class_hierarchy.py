@@ -1,0 +1,182 @@
+"""A hierarchy of classes, and labels at any depth of it.
+
+Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, appendix D: a class of the data is replaced by its
+ancestor at a depth, or stays where it lies above that depth. The root has depth 0; so "whole", "organism", "chordate" and "mammal" are at
+depths 3, 5, 7 and 9 of WordNet, as in the paper.
+
+The file is CSV or TSV with the header `child,parent` and a line for each class or inner node below the root:
+
+    child,parent
+    n02084071,n02083346
+    n02083346,n02075296
+
+Names are what the data calls its classes: folder names such as WordNet's ids, names of labels, or their numbers where they have no names.
+
+A source whose labels are those at a depth of a hierarchy.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+from kinfolk.data.cifar import SUPERCLASSES
+from kinfolk.data.decode import Place
+from kinfolk.data.source import Item, Pixels, Source
+from kinfolk.errors import KinfolkError, UsageError, shown
+
+BUILT_IN = ("cifar100",)
+CIFAR100 = "the hierarchy of CIFAR-100"
+
+
+@final
+class Hierarchy:
+    """A tree of names.
+
+    Args:
+        parents: child → parent; one node is nobody's child, the root.
+        name: what messages call it.
+
+    Example:
+        >>> animals = Hierarchy({"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}, "animals")
+        >>> animals.at(["cat", "dog", "snail"], depth=1)
+        ([0, 0, 1], ['mammal', 'snail'])
+    """
+
+    def __init__(self, parents: Mapping[str, str], name: str) -> None:
+        self.parents, self.name = dict(parents), name
+        if not self.parents:
+            raise KinfolkError(f"{name} holds no line below its header; each names a child and its parent")
+        self._refuse_cycle()
+        roots = sorted(set(self.parents.values()) - self.parents.keys())
+        if len(roots) > 1:
+            more = f" and {len(roots) - 3} more" if len(roots) > 3 else ""
+            some = ", ".join(shown(repr(root)) for root in roots[:3])
+            raise KinfolkError(f"{name} has {len(roots)} roots ({some}{more}); add a line for each that names a common parent")
+        self.root = roots[0]
+
+    def path(self, node: str) -> list[str]:
+        """From the root to the node, both included: the ancestor at depth d is entry d."""
+        if node not in self.parents and node != self.root:
+            raise KinfolkError(f"the class {node!r} of the data is not in {self.name}; add a line that names its parent")
+        found = [node]
+        while found[-1] != self.root:
+            found.append(self.parents[found[-1]])
+        return found[::-1]
+
+    def at(self, classes: Sequence[str], depth: int) -> tuple[list[int], list[str]]:
+        """The new class index of each of `classes`, and the new classes, in alphabetical order."""
+        if depth < 0:
+            raise UsageError(f"`depth` (={depth}) must be 0, the root, or more")
+        paths = [self.path(name) for name in classes]
+        names = [path[min(depth, len(path) - 1)] for path in paths]
+        kept = sorted(set(names))
+        place = {name: index for index, name in enumerate(kept)}
+        return [place[name] for name in names], kept
+
+    def _refuse_cycle(self) -> None:
+        settled: set[str] = set()
+        for start in self.parents:
+            walk: dict[str, None] = {}
+            node: str | None = start
+            while node is not None and node not in settled:
+                if node in walk:
+                    steps = [*walk]
+                    circle = [*steps[steps.index(node) :], node]
+                    raise KinfolkError(f"{self.name} goes in a circle: {' → '.join(map(shown, circle[:8]))}; a class can't be below itself")
+                walk[node] = None
+                node = self.parents.get(node)
+            settled |= walk.keys()
+
+
+def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
+    """A hierarchy file, or by name a built-in one: `cifar100` (depth 1: the 20 superclasses, depth 2: the 100 classes)."""
+    if spec == "cifar100":
+        parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
+        parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}  # some copies of the data shorten them
+        return Hierarchy({**parents, **dict.fromkeys(SUPERCLASSES, "everything")}, CIFAR100)
+    path = Path(spec)
+    if not path.is_file():
+        raise UsageError(f"there is no hierarchy file `{spec}`; give a table of child and parent, or {' or '.join(BUILT_IN)}")
+    name, parents = f"`{path}`", {}
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    except (csv.Error, OSError, UnicodeDecodeError) as error:
+        raise KinfolkError(f"{name} is not a readable table: {error}") from error
+    if not rows or [cell.strip().lower() for cell in rows[0]] != ["child", "parent"]:
+        raise KinfolkError(f"{name} must begin with a line that names its two columns, `child` and `parent`")
+    for number, row in enumerate(rows[1:], 2):
+        cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
+        if len(cells) != 2 or not cells[0]:
+            raise KinfolkError(f"line {number} of {name} must hold a child and its parent; it holds {row}")
+        child, parent = cells
+        if not parent:
+            raise KinfolkError(f"line {number} of {name} gives {child!r} no parent; name one, or leave the line out if it is the root")
+        if parents.setdefault(child, parent) != parent:
+            raise KinfolkError(f"line {number} of {name} gives {child!r} a second parent, {parent!r} beside {parents[child]!r}; keep one")
+    return Hierarchy(parents, name)
+
+
+def at_depth(source: Source, hierarchy: str | None, depth: int | None) -> Source:
+    """The source with its labels replaced by those at `depth` of `hierarchy` (see `open_hierarchy`); as it is where neither is given."""
+    if hierarchy is None and depth is None:
+        return source
+    if hierarchy is None or depth is None:
+        raise UsageError("`hierarchy` and `depth` must be given together: the tree of classes, and where to cut it")
+    return AtDepth(source, open_hierarchy(hierarchy), depth)
+
+
+@final
+class AtDepth(Source):
+    """A source with the labels of another, replaced by those at a depth of a hierarchy. All else is the other's."""
+
+    def __init__(self, source: Source, hierarchy: Hierarchy, depth: int) -> None:
+        self._source = source
+        classes = _classes(source, hierarchy)
+        self._place, self.classes = hierarchy.at(classes, depth)
+        self.name, self.refused, self.native_size = source.name, source.refused, source.native_size
+
+    def items(self) -> Sequence[Item]:
+        return self._source.items()
+
+    def load(self, index: int) -> bytes | Pixels:
+        return self._source.load(index)
+
+    def label(self, index: int) -> int | None:
+        label = self._source.label(index)
+        return None if label is None or label < 0 else self._place[label]
+
+    def path(self, index: int) -> Place | None:
+        return self._source.path(index)
+
+    def stat(self, index: int) -> tuple[int, int] | None:
+        return self._source.stat(index)
+
+    def keep(self, folder: str | Path) -> None:
+        self._source.keep(folder)
+
+    def release(self) -> None:
+        self._source.release()
+
+
+def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
+    """The names of the source's classes: its own, or the numbers of its labels. CIFAR-100's numbers stand for its names, in their
+    alphabetical order."""
+    if source.classes is not None:
+        return source.classes
+    labels = [item.label for item in source.items() if item.label is not None]
+    if not labels:
+        raise UsageError(f"{source.name} has no labels that a hierarchy could replace; give labelled data")
+    numbers = [str(number) for number in range(max(labels) + 1)]
+    if hierarchy.name != CIFAR100:
+        return numbers
+    fine = sorted(name for members in SUPERCLASSES.values() for name in members)
+    if len(numbers) > len(fine):
+        raise KinfolkError(f"{source.name} has the label {numbers[-1]}, and CIFAR-100 has 100 classes; use a hierarchy of its own")
+    return fine[: len(numbers)]

@@ -1,0 +1,209 @@
+"""How large the pictures of a source are, from a few of them: what a training's resolution is chosen by where the user names none.
+
+Data that comes along: scikit-learn's handwritten digits, no download.
+
+Any map-style `Dataset`, wrapped.
+
+Opening a data source by its name, its path or its object.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kinfolk.data.arrays import ArraySource, array_source, find_layout, find_scale, open_arrays
+from kinfolk.data.cifar import find_cifar, open_cifar
+from kinfolk.data.folder import open_folder
+from kinfolk.data.labels import split_name
+from kinfolk.data.shards import expand, find_shards, open_shards
+from kinfolk.data.source import Item, Pixels, Source
+from kinfolk.data.table import Columns, open_table
+from kinfolk.errors import KinfolkError, UsageError, shown
+
+_LOOKED_AT = 16
+
+
+def typical_side(source: Source) -> int | None:
+    """The median of the shorter side over up to 16 pictures spread over the source; None where none of them can be read."""
+    if source.native_size is not None:
+        return min(source.native_size)
+    number = len(source.items())
+    looked_at = [_side(source, index) for index in range(0, number, max(1, number // _LOOKED_AT))]
+    sides = [side for side in looked_at if side is not None]
+    return round(statistics.median(sides)) if sides else None
+
+
+def _side(source: Source, index: int) -> int | None:
+    """The shorter side of one picture; None for a bad file, which reading the data will name."""
+    from PIL import Image
+
+    try:
+        loaded = source.load(index)
+        if not isinstance(loaded, bytes):
+            return int(min(loaded.shape[:2]))
+        with Image.open(io.BytesIO(loaded)) as picture:
+            return int(min(picture.size))
+    except Exception:
+        return None
+
+
+def digits() -> ArraySource:
+    """1,797 handwritten digits, 8 × 8, 10 classes; every fifth picture of each class is for testing.
+
+    Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998; the copy in scikit-learn.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    labels = bunch.target.astype(np.int64)
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        is_test[np.flatnonzero(labels == label)[4::5]] = True
+    splits = {"train": (images[~is_test], labels[~is_test]), "test": (images[is_test], labels[is_test])}
+    return array_source(splits, name="digits", classes=[str(label) for label in range(10)])
+
+
+@final
+class DatasetSource(Source):
+    """The items of one map-style data set per split: an image, or (image, label, …); the image a PIL image, an array or a tensor.
+
+    The same index must give the same image each time: leave augmentation to the views.
+    """
+
+    def __init__(self, splits: Mapping[str, Any]) -> None:
+        self.name = f"the {type(next(iter(splits.values()))).__name__}"
+        self.refused, self.native_size = [], None
+        self._items = [Item(f"{split}/{row}", None, split_name(split)) for split, data in splits.items() for row in range(len(data))]
+        self._places = [(data, row) for data in splits.values() for row in range(len(data))]
+        self._labels: dict[int, int] = {}
+        classes = getattr(next(iter(splits.values())), "classes", None)
+        self.classes = [str(name) for name in classes] if isinstance(classes, list | tuple) else None
+
+    def items(self) -> list[Item]:
+        return self._items
+
+    def load(self, index: int) -> Pixels:
+        data, row = self._places[index]
+        item = data[row]
+        image, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
+        if label is not None:
+            self._labels[index] = _whole(label, self.name)
+        return _to_pixels(image, self.name)
+
+    def label(self, index: int) -> int | None:
+        label = self._labels.get(index, -1)
+        return None if label < 0 else label
+
+    def path(self, index: int) -> None:
+        return None
+
+    def stat(self, index: int) -> None:
+        return None
+
+
+def dataset_source(splits: Mapping[str, Any]) -> DatasetSource:
+    """Wraps the data sets of `splits`."""
+    for data in splits.values():
+        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+            raise UsageError(f"`data` ({type(data).__name__}) must be a path, an array or a map-style Dataset with __len__ and __getitem__")
+    if not splits or sum(len(data) for data in splits.values()) == 0:
+        raise KinfolkError("the Dataset is empty")
+    return DatasetSource(splits)
+
+
+def _to_pixels(image: Any, name: str) -> Pixels:
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu().numpy()
+    if not isinstance(image, np.ndarray):
+        from PIL import Image
+
+        from kinfolk.data.decode import to_rgb
+
+        if not isinstance(image, Image.Image):
+            raise KinfolkError(f"{name} gives a {type(image).__name__}; an item must be an image (PIL, array, tensor) or (image, label)")
+        return np.asarray(to_rgb(image))
+    if image.ndim not in (2, 3):
+        raise KinfolkError(f"an image has the shape {image.shape}; it must be (H, W), (H, W, 3) or (3, H, W)")
+    images = find_layout(image[None], "the image")
+    return find_scale(images, "the image")(images[0])
+
+
+def _whole(label: Any, name: str) -> int:
+    value = label.item() if isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1 else label
+    try:
+        if int(value) == value:
+            return int(value)
+    except (TypeError, ValueError):
+        pass
+    raise KinfolkError(f"{name} gives the label {value!r}; labels must be whole numbers")
+
+
+def open_source(
+    spec: object,
+    *,
+    labels: npt.ArrayLike | None = None,
+    labels_from_folders: bool = False,
+    image_column: str = "image",
+    caption_column: str | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    split_column: str | None = None,
+    index_dir: str | Path | None = None,
+) -> Source:
+    """The source that `spec` names.
+
+    Args:
+        spec: "digits"; the path of an image folder, of a `.npz` / `.npy`, of a `.csv` / `.tsv` / `.parquet` table, of the official
+            CIFAR-10/100 archive (python version; `.tar.gz` or extracted), of webdataset shards (a `.tar`, a folder of them, or a pattern
+            as in `shards/{000..331}.tar`); an array or tensor of images; a map-style `Dataset`, or a mapping from split to `Dataset`.
+        labels: of an array or tensor, or of a `.npy`.
+        labels_from_folders: take the first folder (below `train/`, `test/` …) of each file as its class.
+        image_column, caption_column, label_column, group_column, split_column: of a table. Columns named "caption", "label",
+            "group" and "split" are taken where they exist; a column that is named here must exist.
+        index_dir: a cache folder in which `Source.keep` may have left an index of shards.
+    """
+    is_path = isinstance(spec, str | os.PathLike)
+    if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
+        raise UsageError("`labels` belong to an array or a .npy file; other sources bring their own")
+    if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
+        raise UsageError(f"`labels_from_folders` needs a folder of images, not {shown(str(spec)) if is_path else type(spec).__name__}")
+    if isinstance(spec, torch.Tensor):
+        spec = spec.detach().cpu().numpy()
+    if isinstance(spec, np.ndarray):
+        return array_source({"train": (spec, labels)}, name="the array")
+    if not isinstance(spec, str | os.PathLike):
+        return dataset_source(spec if isinstance(spec, Mapping) else {"train": spec})
+    if spec == "digits":
+        return digits()
+    path = Path(spec)
+    if not path.exists() and (shards := expand(str(spec))):
+        return open_shards({"train": shards}, f"`{shown(str(spec))}`", index_dir)
+    if not path.exists():
+        hint = "; give the path of the downloaded archive" if str(spec) in ("cifar10", "cifar100") else ""
+        raise UsageError(f"there is no file or folder `{shown(str(spec))}`{hint}")
+    kind = "folder" if path.is_dir() else path.name.lower()
+    if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
+        if (found := find_cifar(path)) is not None:
+            return open_cifar(*found)
+        if kind.endswith((".tar.gz", ".tgz")):
+            raise KinfolkError(
+                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version); unpack it and give the folder, or the .tar"
+            )
+        if shards_of := find_shards(path):
+            return open_shards(shards_of, f"`{path}`", index_dir)
+        return open_folder(path, labels_from_folders=labels_from_folders)
+    if kind.endswith((".npz", ".npy")):
+        return open_arrays(path, labels)
+    if kind.endswith((".csv", ".tsv", ".parquet")):
+        return open_table(path, Columns(image_column, caption_column, label_column, group_column, split_column))
+    raise UsageError(f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or webdataset shards (.tar)")

@@ -1,0 +1,133 @@
+"""Batches on their way to the training device: read ahead in threads, pinned, and copied on a stream of their own.
+
+On a CPU nothing is copied. On a GPU the next batch is copied, and prepared there, while the current one is computed; the host never waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Any]
+
+
+class Sent(NamedTuple):
+    """A batch that is on its way: its tensors on the device, and the event after which they may be used there."""
+
+    batch: Batch
+    event: Any
+
+
+@final
+class Transfer:
+    """Copies batches to a device.
+
+    Args:
+        device: of the training.
+        prepare: called with each batch on the device, e.g. to make its views; returns the batch to hand out.
+    """
+
+    def __init__(self, device: torch.device, prepare: Callable[[Batch], Batch] | None = None) -> None:
+        self.device, self.prepare = device, prepare
+        # Pinned memory and streams are CUDA's; other devices get plain copies.
+        self.has_streams = device.type == "cuda" and torch.cuda.is_available()
+        self.stream = torch.cuda.Stream(device) if self.has_streams else None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it pays to send a batch before the one before it is finished."""
+        return self.device.type != "cpu"
+
+    def pin(self, batch: Batch) -> Batch:
+        """The batch in pinned memory, from which a copy need not wait. Called in the thread that read the batch."""
+        if not self.has_streams:
+            return batch
+        return {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+    def send(self, batch: Batch) -> Sent:
+        """Starts copying and preparing the batch; returns at once on a GPU."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            if self.device.type != "cpu":
+                batch = {k: v.to(self.device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            if self.prepare is not None:
+                batch = self.prepare(batch)
+            event = None if self.stream is None else self.stream.record_event()
+        return Sent(batch, event)
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, for use on the current stream, which waits for it (the host does not)."""
+        if sent.event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(sent.event)
+            for value in sent.batch.values():
+                if isinstance(value, Tensor):
+                    value.record_stream(current)  # its memory was allocated on the other stream
+        return sent.batch
+
+
+def transferred(read: Callable[[int], Batch], steps: Sequence[int], transfer: Transfer, threads: int) -> Generator[Batch, None, None]:
+    """The batches `read(step)` of all `steps`, in order, on the device.
+
+    `threads` batches are read at the same time. A batch that is read before it is needed is sent while the one before it is computed.
+    """
+    todo = deque(steps)
+    with ThreadPoolExecutor(threads, "kinfolk-batches") as reader:
+        reading: deque[Future[Batch]] = deque()
+        ahead: deque[Sent] = deque()
+
+        def fetch(step: int) -> Batch:
+            return transfer.pin(read(step))
+
+        def fill() -> None:
+            while todo and len(reading) < threads:
+                reading.append(reader.submit(fetch, todo.popleft()))
+
+        def take() -> Sent:
+            batch = reading.popleft().result()
+            fill()
+            return transfer.send(batch)
+
+        fill()
+        try:
+            while ahead or reading:
+                sent = ahead.popleft() if ahead else take()
+                if transfer.is_ahead and reading and reading[0].done():
+                    ahead.append(take())
+                yield transfer.receive(sent)
+        finally:
+            for each in reading:
+                each.cancel()
+
+
+@final
+class Returning:
+    """Copies results from a device to the rows of a host tensor, one batch behind, so that the host waits only for what is finished."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.has_streams = device.type == "cuda" and torch.cuda.is_available()
+        self._pending: tuple[Tensor, Tensor, Any] | None = None
+
+    def add(self, rows: Tensor, result: Tensor) -> None:
+        """Starts copying `result` to `rows`, and completes the copy before it."""
+        if not self.has_streams:
+            rows.copy_(result)
+            return
+        buffer = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        buffer.copy_(result, non_blocking=True)
+        started = rows, buffer, torch.cuda.current_stream(result.device).record_event()
+        self.finish()
+        self._pending = started
+
+    def finish(self) -> None:
+        """Completes the last copy."""
+        if self._pending is not None:
+            rows, buffer, event = self._pending
+            event.synchronize()
+            rows.copy_(buffer)
+            self._pending = None

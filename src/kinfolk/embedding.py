@@ -1,0 +1,319 @@
+"""Images normalised by the mean and deviation of the data they come from.
+
+Ring paper, section 5, on transfer: "we compute mean and variance from a training split to normalize input images, which we found important
+for generalization to new visual domains".
+
+Dimension key: N samples, B batch, C = 3 channels, S pixels of a side.
+
+Which samples train a classifier and which test it.
+
+Dimension key: N training samples, M test samples, F features, K labels.
+
+Features of a whole data set: in data order, in evaluation mode, without augmentation or gradient.
+
+Dimension key: N samples, B batch, F features.
+
+Features of all training samples for the methods that cluster them: in data-set order, in parts over ranks, the same on every rank.
+
+Dimension key: N samples, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kinfolk import distributed
+from kinfolk.data.augmentation.views import Views
+from kinfolk.data.labels import TEST_SPLITS
+from kinfolk.data.transfer import Returning, Transfer, transferred
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.seeding import generator
+
+if TYPE_CHECKING:
+    from kinfolk.data.images import ImageData
+
+
+def own_normalisation(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
+    """The same views, but normalised by mean and standard deviation of the channels over the samples `ids`, as `evaluate` shows them.
+
+    A channel that never changes keeps its deviation of 1.
+    """
+    plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+    number, sum_C, square_C = 0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
+        x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
+        number += x_BCSS.numel() // 3
+        sum_C += x_BCSS.sum((0, 2, 3))
+        square_C += x_BCSS.square().sum((0, 2, 3))
+    mean_C = sum_C / number
+    std_C = (square_C / number - mean_C.square()).clamp(min=0).sqrt()
+    std_C = std_C.where(std_C > 1e-6, 1.0)
+    return Views(**{**views.config(), "mean": mean_C.tolist(), "std": std_C.tolist()})
+
+
+HELD_OUT = 0.2
+"""Share of the samples a classifier is tested on where the data has no test split."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Labelled features, for training a classifier and for testing it; without a test split the latter is None.
+
+    Labels are classes (N,), or for samples with several of them (N, K).
+    """
+
+    train_ids: NDArray[np.int64]
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_ids: NDArray[np.int64] | None
+    test_x: NDArray[np.float32] | None
+    test_y: NDArray[np.int64] | None
+    test_split: str
+
+
+@dataclass(frozen=True)
+class Divided:
+    """The same with a test part in any case, and what to call it."""
+
+    train_ids: NDArray[np.int64]
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_ids: NDArray[np.int64]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int64]
+    measured_on: str
+
+
+def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None) -> Parts:
+    """Divides the features by split; an image that several samples of a part share counts once, as the first of them.
+
+    Args:
+        label_sets: (N, K), instead of the classes; see `read_label_sets`.
+    """
+    samples = images.samples
+    labels = samples.labels if label_sets is None else label_sets
+    labels = require_labels(labels)
+    splits = np.asarray(samples.splits)
+    known = np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1))
+    present = [split for split in TEST_SPLITS if (known & (splits == split)).any()]
+    train = known & (splits == "train")
+    if not present or not train.any():
+        ids = _once(images, known)
+        return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
+    ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
+    return Parts(ids, features_NF[ids], labels[ids], test_ids, features_NF[test_ids], labels[test_ids], present[0])
+
+
+def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    ids: NDArray[np.int64] = images.once(torch.from_numpy(np.flatnonzero(chosen))).numpy()
+    return ids
+
+
+def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The labels, where there are any."""
+    if labels is None or not (labels >= 0).any():
+        raise UsageError(
+            "the data has no labels to measure with; give labelled data, or --labels-from-folders if its folders are the classes"
+        )
+    return labels
+
+
+def divide(parts: Parts, seed: int, what: str) -> Divided:
+    """The parts as they are, or with a fifth of each class held out where there is no test split. `what` needs it, for the message."""
+    if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
+        train = parts.train_ids, parts.train_x, parts.train_y
+        return Divided(*train, parts.test_ids, parts.test_x, parts.test_y, f"{parts.test_split} split")
+    strata = parts.train_y if parts.train_y.ndim == 1 else np.zeros(len(parts.train_y), dtype=np.int64)
+    held = held_out_part(strata, HELD_OUT, seed)
+    if not held.any():
+        raise UsageError(f"{what} needs at least two samples of a class, or a test split")
+    kept, tested = ((parts.train_ids[part], parts.train_x[part], parts.train_y[part]) for part in (~held, held))
+    return Divided(*kept, *tested, f"{HELD_OUT:.0%} of {'each class' if parts.train_y.ndim == 1 else 'the samples'}, held out")
+
+
+class Images(Protocol):
+    """What is read of the data: `kinfolk.data.ImageData` and anything like it."""
+
+    def __len__(self) -> int: ...
+    def pixels(self, ids: Tensor) -> Tensor:
+        """(B, H, W, 3), uint8."""
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        """(B,) width / height of the originals."""
+
+
+class Preparation(Protocol):
+    """What is needed of the views: `kinfolk.data.augmentation.views.Views` and anything like it."""
+
+    def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
+        """(B, 3, size, size), normalised, without randomness."""
+
+
+Tracker = Callable[[range], Iterable[int]]
+"""Shows how far a loop over a range has come."""
+
+
+@runtime_checkable
+class Projecting(Protocol):
+    """A framework, as seen from here: features for evaluation, and projected embeddings."""
+
+    def features(self, x: Tensor) -> Tensor: ...
+    def embed(self, x: Tensor) -> Tensor: ...
+
+
+def embed(
+    model: nn.Module,
+    data: Images,
+    views: Preparation,
+    ids: Tensor | None = None,
+    *,
+    batch_size: int = 512,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    progress: bool | Tracker = False,
+    projected: bool = False,
+) -> Tensor:
+    """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their order.
+
+    Every BatchNorm and dropout is in evaluation mode meanwhile; the mode of each part of the model is put back afterwards, also after an
+    error. Neither statistics nor random state change.
+
+    Args:
+        model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
+        data: pixels and aspects by id.
+        views: makes the model's input of them, by `evaluate`.
+        ids: which samples; None: all.
+        batch_size: samples at a time.
+        device: where the model is moved to; None: where it is.
+        autocast: computing type, e.g. `torch.bfloat16`; None: that of the weights.
+        progress: whether to show a bar, or what shows one.
+        projected: the framework's projected embeddings (unit norm) instead of the encoder's features.
+    """
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` (={batch_size}) must be at least 1")
+    ids = torch.arange(len(data)) if ids is None else ids.cpu()
+    if len(ids) == 0:
+        raise KinfolkError("There are no samples to embed.")
+    forward = embedding(model, projected)
+    if device is None:
+        device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    else:
+        device = torch.device(device)
+        model.to(device)
+    features_NF: Tensor | None = None
+    # Without the cache: weights cast under no_grad must not be reused by the caller's own training step.
+    computing = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False)
+    transfer = Transfer(device, lambda batch: {"images": views.evaluate(batch["pixels"], batch["aspect"])})
+    returning, starts = Returning(device), range(0, len(ids), batch_size)
+
+    def read(start: int) -> dict[str, Tensor]:
+        ids_B = ids[start : start + batch_size]
+        return {"pixels": data.pixels(ids_B), "aspect": data.aspect(ids_B)}
+
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),  # views are made in full precision
+        closing(transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)) as batches,
+    ):
+        for start, batch in zip(_shown(starts, progress), batches, strict=True):
+            with computing:
+                features_BF = forward(batch["images"]).float()
+            if features_NF is None:
+                features_NF = torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
+            returning.add(features_NF[start : start + len(features_BF)], features_BF)
+        returning.finish()
+    assert features_NF is not None
+    return features_NF
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """`model` in evaluation mode inside the block; afterwards every part is in the mode it had, also after an error."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def embedding(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
+    """What embeds a batch of images: a framework's projected embeddings or its features, or the bare encoder itself."""
+    # Some networks (VGG) have a submodule called `features`; only a model with both methods is a framework.
+    if isinstance(model, Projecting) and not isinstance(model.features, nn.Module):
+        return model.embed if projected else model.features
+    if projected:
+        raise ValueError(f"`projected` needs a framework; {type(model).__name__} is a bare encoder without a head")
+    return model
+
+
+def _shown(starts: range, progress: bool | Tracker) -> Iterable[int]:
+    if callable(progress):
+        return progress(starts)
+    if not progress:
+        return starts
+    from rich.progress import track
+
+    return track(starts, description="Embedding", transient=True)
+
+
+def embed_in_parts(
+    model: nn.Module,
+    data: Images,
+    views: Preparation,
+    num_samples: int,
+    *,
+    batch_size: int = 512,
+    device: torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    progress: bool | Tracker = False,
+    projected: bool = False,
+) -> Tensor:
+    """(N, F) float32 on the CPU: the features of the samples 0 to N − 1, of which every rank computes one stretch.
+
+    Every rank has counted its own running statistics of BatchNorm since the last step; those of rank zero, which are in the checkpoint,
+    are taken by all, as the next step would have it. Other arguments: see `embed`.
+    """
+    world = distributed.world_size()
+    if world == 1:
+        ids = torch.arange(num_samples)
+        return embed(model, data, views, ids, batch_size=batch_size, autocast=autocast, progress=progress, projected=projected)
+    share_statistics(model)
+    sizes = [num_samples // world + (rank < num_samples % world) for rank in range(world)]
+    rank = dist.get_rank()
+    first = sum(sizes[:rank])
+    own_ids = torch.arange(first, first + sizes[rank])
+    own_MF = embed(model, data, views, own_ids, batch_size=batch_size, autocast=autocast, progress=progress, projected=projected)
+    return distributed.gather_rows(own_MF if device is None else own_MF.to(device), sizes).cpu()
+
+
+def share_statistics(model: nn.Module) -> None:
+    """All ranks take rank zero's running statistics of BatchNorm; of one process nothing changes."""
+    if distributed.world_size() == 1:
+        return
+    for part in model.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            for buffer in part.buffers(recurse=False):
+                dist.broadcast(buffer, 0)
+
+
+def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
+    """(N,) True for the samples held out: of each class with at least two samples `share`, rounded, at least one and never all."""
+    key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
+    order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
+    held = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        members = order[y[order] == label]
+        if len(members) > 1:
+            held[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
+    return held

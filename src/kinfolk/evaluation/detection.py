@@ -1,0 +1,223 @@
+"""Quality of false-negative detection over a whole data set, measured with labels.
+
+Exact, in row blocks; no N × N matrix is kept.
+
+    precision, recall, F1    over all pairs of an anchor and a candidate of another sample, and     GloFND, Table 1
+                             per anchor, averaged over the samples (`kinfolk.stats`)
+    MTPR, MTNR               mean over the anchors of the share of their false negatives that is    IFND, section 4.4
+                             flagged, and of their true negatives that is not (first level)
+    thresholds               learned against exact (1 − α) quantiles: MAE, RMSE                     GloFND, section 5
+    similarity               mean cosine of views of a sample (true positives), of samples of       SPCL, Table 2, Figure 2
+                             one class (false negatives) and of different classes
+
+Dimension key: N samples, V views, D embedding, B anchor samples, b samples of a block, R = b·V rows, C = N·V candidates, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from kinfolk.data.prepare import show_progress
+from kinfolk.detectors.thresholds import batch_quantile
+from kinfolk.errors import KinfolkError
+from kinfolk.kinship import Interval, Roles, select
+from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.stats import Labels, Stats, count
+
+_BLOCK_ELEMENTS = 1 << 23
+NAN = float("nan")
+
+Find = Callable[[Block], Sequence[Roles]]
+"""Returns the flagged candidates of a block, one `Roles` per level: `lambda block: detector.find(block).levels`."""
+
+
+@dataclass
+class DetectionQuality:
+    """Counts of flagged pairs compared with the labels. Shares are in [0, 1], and NaN where nothing could be counted.
+
+    Args:
+        stats: counts over all pairs and levels.
+        found, kept: sums over the anchors of the share of their false negatives that are flagged, and of their true negatives that are
+            not, at the first level, as in the training metrics `mtpr` and `mtnr`.
+        with_kin, with_others: number of anchors that have false negatives, and that have true negatives.
+    """
+
+    stats: Stats = field(default_factory=Stats.empty)
+    found: float = 0.0
+    kept: float = 0.0
+    with_kin: int = 0
+    with_others: int = 0
+
+    @property
+    def mtpr(self) -> float:
+        """Mean true positive rate: the share of an anchor's false negatives that are flagged, mean over the anchors."""
+        return self.found / self.with_kin if self.with_kin else NAN
+
+    @property
+    def mtnr(self) -> float:
+        """Mean true negative rate: the share of an anchor's true negatives that are not flagged, mean over the anchors."""
+        return self.kept / self.with_others if self.with_others else NAN
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics by name."""
+        return {**self.stats.detection(), "mtpr": self.mtpr, "mtnr": self.mtnr}
+
+
+@dataclass(frozen=True)
+class DetectionResult:
+    """Result of `detection_quality`.
+
+    Args:
+        rule: quality of `find`. None if `find` is not given.
+        exact: quality of flagging everything above the exact quantile.
+        thresholds: (B,) the exact (1 − α) quantile of each anchor's similarities.
+    """
+
+    rule: DetectionQuality | None
+    exact: DetectionQuality
+    thresholds: Tensor
+
+
+def detection_quality(
+    embeddings: Tensor,
+    labels: Tensor,
+    alpha: float,
+    find: Find | None = None,
+    *,
+    anchors: Tensor | None = None,
+    progress: bool = False,
+) -> DetectionResult:
+    """Measures how well `find`, and the exact quantile, detect false negatives among all samples.
+
+    The views of a sample are not candidates of each other. A pair counts if both labels are known. A sample without a label is still a
+    candidate.
+
+    Args:
+        embeddings: (N, V, D). They are normalised to unit length.
+        labels: (N,) classes. Below 0 means unknown.
+        alpha: share of an anchor's similarities above its exact quantile, taken over all its views.
+        find: a rule to compare, such as that of a detector.
+        anchors: (B,) ids of the anchor samples. None means all.
+        progress: whether to show a progress bar.
+    """
+    if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must have the shapes (N, views, size), (N,)"
+        )
+    if not 0 < alpha < 1:
+        raise ValueError(f"`alpha` (={alpha}) must be in (0, 1)")
+    if len(embeddings) < 2:
+        raise KinfolkError("False negatives are other samples, so at least two samples are needed.")
+    unit_NVD, labels_N = functional.normalize(embeddings.float(), dim=2), labels.to(torch.int64)
+    chosen = torch.arange(len(labels_N)) if anchors is None else anchors
+    exact, rule = DetectionQuality(), None if find is None else DetectionQuality()
+    thresholds = []
+    for block in _blocks(unit_NVD, chosen, progress):
+        level_b = batch_quantile(block.per_sample, block.num_per_sample, alpha).float()
+        thresholds.append(level_b)
+        _add_block(exact, block, [Roles(kin=Interval(level_b))], labels_N)
+        if find is not None and rule is not None:
+            _add_block(rule, block, find(block), labels_N)
+    return DetectionResult(rule, exact, torch.cat(thresholds))
+
+
+class Similarity(NamedTuple):
+    """Mean cosines of two views of a sample (true positives), of different samples of one class (false negatives), and of samples of
+    different classes (true negatives). NaN where there are no such pairs."""
+
+    true_positive: float
+    false_negative: float
+    true_negative: float
+
+
+def kin_similarity(embeddings: Tensor, labels: Tensor) -> Similarity:
+    """Mean similarities over all pairs of the data set, computed from sums over samples and classes without an N × N matrix.
+
+        Σ over pairs of samples of a class of z·z′ = ‖Σ z‖² − Σ ‖zᵢ‖²
+
+    Args:
+        embeddings: (N, V, D). They are normalised to unit length.
+        labels: (N,) classes. Samples of unknown class (below 0) count only for the true positives.
+
+    Example:
+        >>> kin_similarity(torch.eye(2).repeat_interleave(2, 0).unsqueeze(1).expand(4, 2, 2), torch.tensor([0, 0, 1, 1]))
+        Similarity(true_positive=1.0, false_negative=1.0, true_negative=0.0)
+    """
+    if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"`embeddings` (={tuple(embeddings.shape)}) and `labels` (={tuple(labels.shape)}) must have the shapes (N, views, size), (N,)"
+        )
+    unit_NVD = functional.normalize(embeddings.double(), dim=2)
+    num_views = unit_NVD.shape[1]
+    sum_ND = unit_NVD.sum(1)
+    square_N = sum_ND.square().sum(1)
+    own = (square_N - num_views).sum() / (len(sum_ND) * num_views * (num_views - 1)) if num_views > 1 else torch.tensor(NAN)
+    known_N = labels >= 0
+    class_N = torch.unique(labels[known_N], return_inverse=True)[1]
+    size_K = torch.bincount(class_N).double()
+    sum_KD = torch.zeros(len(size_K), sum_ND.shape[1], dtype=torch.float64).index_add_(0, class_N, sum_ND[known_N])
+    within, overall = sum_KD.square().sum(), sum_KD.sum(0).square().sum()
+    alike, others = (size_K * (size_K - 1)).sum(), size_K.sum().square() - size_K.square().sum()
+    per_pair = num_views**2
+    false_negative = float((within - square_N[known_N].sum()) / (alike * per_pair)) if alike else NAN
+    return Similarity(float(own), false_negative, float((overall - within) / (others * per_pair)) if others else NAN)
+
+
+class ThresholdError(NamedTuple):
+    """Error of learned thresholds: mean absolute error, root mean square error, and mean difference."""
+
+    mae: float
+    rmse: float
+    bias: float
+
+
+def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
+    """Error of (N,) thresholds relative to (N,) exact quantiles. Section 5 of the GloFND paper reports MAE and RMSE.
+
+    Example:
+        >>> threshold_error(torch.tensor([0.5, 0.7]), torch.tensor([0.25, 0.95]))
+        ThresholdError(mae=0.25, rmse=0.25, bias=0.0)
+    """
+    if thresholds.shape != exact.shape or thresholds.ndim != 1 or not len(exact):
+        raise ValueError(f"`thresholds` (={tuple(thresholds.shape)}) and `exact` (={tuple(exact.shape)}) must have one shape (N,)")
+    error = thresholds.double() - exact.double()
+    return ThresholdError(float(error.abs().mean()), float(error.square().mean().sqrt()), float(error.mean()))
+
+
+def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Block]:
+    """Blocks of anchors against all samples."""
+    num, views, _ = unit_NVD.shape
+    candidates_CD, ids_C = unit_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
+    step = max(1, _BLOCK_ELEMENTS // (num * views * views))
+    starts = range(0, len(anchors_B), step)
+    for first in show_progress(starts, len(starts), "Comparing all with all", enabled=progress):
+        ids_b = anchors_B[first : first + step]
+        sim_RC = unit_NVD[ids_b].flatten(0, 1) @ candidates_CD.T
+        sim_RC.masked_fill_(ids_b.repeat_interleave(views).unsqueeze(1) == ids_C, LEFT_OUT)
+        yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(ids_b),), (num - 1) * views))
+
+
+def _add_block(quality: DetectionQuality, block: Block, levels: Sequence[Roles], labels_N: Tensor) -> None:
+    """Adds a block to the counts. The rates of an anchor are those of the first level."""
+    alike = Labels(labels_N, complete=False).alike(block)
+    known_RC, same_RC = alike.known_RC, alike.same_RC
+    assert known_RC is not None
+    alike_R, other_R = same_RC.sum(1), (known_RC - same_RC).sum(1)
+    for level, roles in enumerate(levels):
+        kin_RC, _ = select(block.sim_RC, roles)
+        kin_RC = torch.zeros_like(same_RC) if kin_RC is None else kin_RC
+        counts = count(block.num_per_sample, kin_RC.sum(1), kin_RC, alike)
+        quality.stats = quality.stats + Stats.from_counts(torch.cat((counts[:8], counts.new_zeros(4))))
+        if level > 0:
+            continue
+        hits_R, counted_R = (kin_RC * same_RC).sum(1), (kin_RC * known_RC).sum(1)
+        quality.found += float((hits_R / alike_R)[alike_R > 0].double().sum())
+        quality.kept += float((1 - (counted_R - hits_R) / other_R)[other_R > 0].double().sum())
+        quality.with_kin += int((alike_R > 0).sum())
+        quality.with_others += int((other_R > 0).sum())

@@ -1,0 +1,162 @@
+"""Parses method names, `framework[+detector[:variant][:action]]`, and builds the framework with its detector."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from kinfolk.actions import ACTIONS, Action
+from kinfolk.detectors import DETECTORS, StartAt
+from kinfolk.detectors.base import Detector
+from kinfolk.errors import UsageError, did_you_mean
+from kinfolk.frameworks import FRAMEWORKS, Framework
+from kinfolk.objectives.base import USUAL, Shared
+
+_SET_BY_TRAINING = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "keys", "detector", "action"}
+"""Arguments that the training passes. All others in a signature can be set by the user."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A parsed method name.
+
+    Example:
+        >>> parse("sogclr+glofnd")
+        Method(framework='sogclr', detector='glofnd', action='eliminate', variant=None)
+        >>> str(parse("simclr+oracle:attract"))
+        'simclr+oracle:attract'
+    """
+
+    framework: str
+    detector: str | None = None
+    action: Action = "eliminate"
+    variant: str | None = None
+
+    @property
+    def named_arguments(self) -> Mapping[str, Any]:
+        """Arguments that the variant stands for."""
+        return {} if self.detector is None or self.variant is None else DETECTORS[self.detector].variants[self.variant]
+
+    def __str__(self) -> str:
+        if self.detector is None:
+            return self.framework
+        variant = "" if self.variant is None else f":{self.variant}"
+        return f"{self.framework}+{self.detector}{variant}" + ("" if self.action == "eliminate" else f":{self.action}")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method needs besides encoder and head: the number of training samples, their (N,) labels if there are any, and the text
+    encoder with its head if samples have text."""
+
+    num_samples: int
+    labels: Tensor | None = None
+    text: tuple[nn.Module, nn.Module] | None = None
+    keys: Sequence[str] | None = None
+
+
+def parse(name: str) -> Method:
+    """Parses `framework[+detector[:variant][:action]]`. An unknown part is an error that suggests similar names."""
+    framework, plus, rest = name.strip().lower().partition("+")
+    detector, *modifiers = rest.split(":")
+    framework = _require_known(framework, FRAMEWORKS, "framework", name)
+    if not plus:
+        return Method(framework)
+    detector = _require_known(detector, DETECTORS, "detector", name)
+    variants = DETECTORS[detector].variants
+    variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
+    if not modifiers:
+        return Method(framework, detector, variant=variant)
+    action = _require_known(":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name)
+    return Method(framework, detector, cast(Action, action), variant)
+
+
+def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
+    """Arguments of the framework that a user may set, from its signature."""
+    return _settable(FRAMEWORKS[method.framework])
+
+
+def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -> dict[str, inspect.Parameter]:
+    """Arguments of the detector that a user may set: its signature with the usual values beside what is `given`, and its start epochs."""
+    if method.detector is None:
+        return {}
+    start = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
+        for name in ("start_epoch", "update_from")
+    }
+    kind = DETECTORS[method.detector]
+    settable = _settable(kind)
+    usual = kind.usual({name: value for name, value in (given or {}).items() if name in settable})
+    usual = {**usual, **method.named_arguments}
+    own = {name: p.replace(default=usual.get(name, p.default)) for name, p in settable.items()}
+    return {**own, **start}
+
+
+def build(
+    method: Method,
+    encoder: nn.Module,
+    head: nn.Module,
+    context: Context,
+    framework_args: Mapping[str, Any] | None = None,
+    detector_args: Mapping[str, Any] | None = None,
+) -> Framework:
+    """Builds the framework with its objective and detector."""
+    kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
+    detector = build_detector(method, context, detector_args or {})
+    given = _from_context(FRAMEWORKS[method.framework], context, method)
+    return kind(encoder, head, detector=detector, action=method.action, **given, **(framework_args or {}))
+
+
+def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
+    """Builds the detector of the method, wrapped in `StartAt` if `start_epoch` is given."""
+    if method.detector is None:
+        return None
+    kind = DETECTORS[method.detector]
+    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
+    make: Callable[..., Detector] = kind
+    detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **method.named_arguments, **own})
+    start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
+    if start is None:
+        if update_from is not None:
+            raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from which kin are masked")
+        return detector
+    return StartAt(detector, epoch=start, update_from=update_from)
+
+
+def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """The arguments of `kind` that a user may set, including those that all losses share."""
+    parameters = inspect.signature(kind.__init__).parameters
+    own = {name: p for name, p in parameters.items() if name not in _SET_BY_TRAINING and p.kind is not inspect.Parameter.VAR_KEYWORD}
+    if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return own
+    hints = typing.get_type_hints(Shared)
+    settable = [name for name in USUAL if name not in (*_SET_BY_TRAINING, *own, "gather", "compile")]
+    named = inspect.Parameter.KEYWORD_ONLY
+    return own | {name: inspect.Parameter(name, named, default=USUAL.get(name), annotation=hints[name]) for name in settable}
+
+
+def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:
+    wanted = inspect.signature(kind.__init__).parameters
+    given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
+    if "labels" in wanted:
+        given["labels"] = context.labels
+    if "keys" in wanted:
+        given["keys"] = context.keys
+    if "text_encoder" in wanted:
+        if context.text is None:
+            raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")
+        given["text_encoder"], given["text_head"] = context.text
+    return given
+
+
+def _require_known(name: str, names: Iterable[str], kind: str, whole: str) -> str:
+    names = list(names)
+    if name in names:
+        return name
+    hint = did_you_mean(name, names, limit=2)
+    raise UsageError(f"unknown {kind} {name!r} in the method {whole!r}{hint} (there are: {', '.join(names)})")

@@ -1,0 +1,298 @@
+"""Figures of the report: curves over the epochs, and the distribution of the samples' thresholds.
+
+A figure is a plain dictionary for plotly.js. Colours are names of the page's palette (`accent`, `second`, `third`), which the page
+replaces by the values of the light or the dark theme. The threshold panel shows learned thresholds, exact quantiles, and what FNC would
+use in a batch (GloFND paper, Figure 3a); for rings it shows both bounds.
+
+Dimension key: M samples that are compared, R rows of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
+from kinfolk.detectors.thresholds import batch_quantile
+from kinfolk.seeding import generator
+
+if TYPE_CHECKING:
+    from kinfolk.report.gallery import Compared
+
+
+BINS = 60
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure with its heading and a description of its content for screen readers."""
+
+    id: str
+    title: str
+    note: str
+    description: str
+    figure: dict[str, Any]
+
+
+def line(name: str, x: Any, y: Any, colour: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
+    """A curve; values that are not finite become gaps."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [round(float(value), 5) for value in x],
+        "y": [round(float(value), 6) if np.isfinite(value) else None for value in y],
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "marker": {"color": colour},
+        **more,
+    }
+
+
+def histogram(name: str, values: Any, colour: str) -> dict[str, Any]:
+    """Bars over the whole range of the values."""
+    counts, edges = np.histogram(values, bins=BINS)
+    x = [round(float(x), 4) for x in (edges[:-1] + edges[1:]) / 2]
+    return {"type": "bar", "name": name, "x": x, "y": counts.tolist(), "line": {"color": colour}, "marker": {"color": colour}}
+
+
+def outlines(groups: Sequence[tuple[str, Any, str, str]]) -> list[dict[str, Any]]:
+    """Histograms of several groups, given as (name, values, colour, dash), as lines over the same bins; each is normalised to its group."""
+    arrays = [(name, np.asarray(values), colour, dash) for name, values, colour, dash in groups]
+    finite = [(name, array[np.isfinite(array)], colour, dash) for name, array, colour, dash in arrays]
+    finite = [group for group in finite if len(group[1])]
+    if not finite:
+        return []
+    low, high = min(float(each[1].min()) for each in finite), max(float(each[1].max()) for each in finite)
+    edges = np.linspace(low - 1e-3, high + 1e-3, BINS + 1)
+    centre = (edges[:-1] + edges[1:]) / 2
+    traces = []
+    for name, values, colour, dash in finite:
+        share = np.histogram(values, bins=edges)[0] / len(values)
+        traces.append(line(name, centre, share, colour, dash, line={"color": colour, "width": 2, "dash": dash, "shape": "hvh"}))
+    return traces
+
+
+def figure(traces: list[dict[str, Any]], axis: str, *, share: bool = False) -> dict[str, Any]:
+    """The figure of a panel. With `share` the y axis is in percent."""
+    layout: dict[str, Any] = {
+        "height": 220,
+        "margin": {"l": 52, "r": 12, "t": 8, "b": 34},
+        "hovermode": "x unified",
+        "bargap": 0.05,
+        "showlegend": len(traces) > 1,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {"title": {"text": axis, "standoff": 4}, "showgrid": False, "nticks": 6},
+        "yaxis": {"nticks": 5, "rangemode": "tozero", **({"tickformat": ".2~%"} if share else {})},
+    }
+    return {"data": traces, "layout": layout}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on the similarity: `above` is the share of an anchor's negatives above it, `learned` (M,) the learned values if there are
+    any."""
+
+    name: str
+    above: float
+    learned: Tensor | None
+
+
+def bounds_of(compared: Compared) -> list[Bound]:
+    """The bounds of the run's detector; empty for a detector without bounds."""
+    detector: Detector | None = compared.detector
+    while isinstance(detector, StartAt):
+        detector = detector.detector
+    if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
+        return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
+    if isinstance(detector, FNC) and detector.fraction is not None:
+        return [Bound("threshold", detector.fraction, None)]
+    if isinstance(detector, Ring):
+        shares = {name: share for name, share in (("lower", detector.lower), ("upper", detector.upper)) if 0 < share < 1}
+        state = {} if detector.boundaries is None else detector.boundaries.store.read(compared.ids)
+        return [Bound(name, 1 - share, state.get(f"{name}_level")) for name, share in shares.items()]
+    return []
+
+
+def level_panels(compared: Compared, batch_size: int, seed: int) -> list[Panel]:
+    """One panel with the distribution of each bound; empty if the detector has none or there are too few samples."""
+    bounds = bounds_of(compared)
+    if not bounds or len(compared.ids) < 3:
+        return []
+    exact = exact_levels(compared, bounds)
+    if bounds[0].name == "threshold":
+        return [_thresholds(bounds[0], exact[0], batch_levels(compared, bounds[0].above, batch_size, seed), batch_size)]
+    colours = {"lower": "accent", "upper": "second"}
+    groups = [(f"{bound.name}, exact", level_M, colours[bound.name], "solid") for bound, level_M in zip(bounds, exact, strict=True)]
+    learned = [(bound.name, bound.learned) for bound in bounds if bound.learned is not None and bool(bound.learned.isfinite().any())]
+    groups += [(f"{name}, learned", level_M[level_M.isfinite()], colours[name], "dot") for name, level_M in learned]
+    shares = " and ".join(f"{1 - bound.above:.4g}" for bound in bounds)
+    note = f"similarities at the shares {shares} of each sample's negatives"
+    return [Panel("levels", "Ring", note, _medians(groups), figure(outlines(groups), "similarity", share=True))]
+
+
+def exact_levels(compared: Compared, bounds: list[Bound]) -> list[Tensor]:
+    """(M,) for each bound, the exact quantile over all other samples."""
+    levels: list[list[Tensor]] = [[] for _ in bounds]
+    number = len(compared.ids) - 1
+    for _, sim_RM, _ in compared.blocks():
+        n_R = torch.full((len(sim_RM),), number)
+        for found, bound in zip(levels, bounds, strict=True):
+            found.append(batch_quantile(sim_RM, n_R, bound.above))
+    return [torch.cat(found) for found in levels]
+
+
+def batch_levels(compared: Compared, alpha: float, batch_size: int, seed: int) -> Tensor:
+    """(M,) the lowest similarity that FNC flags in random batches."""
+    order = torch.randperm(len(compared.ids), generator=generator(seed, "batches"))
+    levels = torch.empty(len(order))
+    for batch in order.tensor_split(max(1, len(order) // batch_size)):
+        sim = (compared.embedding[batch] @ compared.embedding[batch].T).fill_diagonal_(-torch.inf)
+        number = max(1, round(alpha * (len(batch) - 1)))
+        levels[batch] = sim.topk(number, dim=1).values[:, -1]
+    return levels
+
+
+def _thresholds(bound: Bound, exact_M: Tensor, batch_M: Tensor, batch_size: int) -> Panel:
+    groups = [] if bound.learned is None else [("learned", bound.learned, "accent", "solid")]
+    groups += [("exact", exact_M, "second", "solid"), ("FNC", batch_M, "third", "dot")]
+    described = _medians(groups)
+    for name, level_M, *_ in groups:
+        if name != "exact":
+            described += f"; {name} differ from the exact ones by {(level_M - exact_M).abs().mean():.3f} on average"
+    note = f"a share of {bound.above:.4g} lies above; exact over {len(exact_M):,} samples, FNC in batches of {batch_size:,}"
+    return Panel("levels", "Thresholds of the samples", note, described, figure(outlines(groups), "similarity", share=True))
+
+
+def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
+    return "Medians: " + ", ".join(f"{name} {level_M.median():.3f}" for name, level_M, *_ in groups)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and palette colour of each."""
+
+    id: str
+    title: str
+    note: str
+    lines: tuple[tuple[str, str, str], ...]
+    percent: bool = False
+    from_zero: bool = False
+
+
+CURVES = (
+    Curve("loss", "Loss", "mean over the epoch", (("loss", "Loss", "accent"),)),
+    Curve("knn", "kNN accuracy", "weighted kNN on the encoder's features", (("knn", "kNN", "accent"),), percent=True),
+    Curve("flagged", "Flagged pairs", "share of the negatives flagged as kin", (("flagged", "Flagged", "accent"),), True, True),
+    Curve(
+        "detection",
+        "Detection",
+        "flagged pairs against the labels",
+        (("precision", "Precision", "accent"), ("recall", "Recall", "second"), ("f1", "F1", "third")),
+        percent=True,
+    ),
+    Curve(
+        "anchor_detection",
+        "Detection per anchor",
+        "computed for each anchor, mean over the anchors",
+        (("anchor_precision", "Precision", "accent"), ("anchor_recall", "Recall", "second"), ("anchor_f1", "F1", "third")),
+        percent=True,
+    ),
+    Curve(
+        "clusters",
+        "Clusters",
+        "pseudo-labels of the first level against the labels; NMI is normalised by {entropy}",
+        (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
+        percent=True,
+    ),
+    Curve(
+        "similarity",
+        "Similarity",
+        "of anchors to their positives, and to negatives with the same label",
+        (("tp_similarity", "True positives", "accent"), ("fn_similarity", "False negatives", "second")),
+    ),
+    Curve(
+        "features_nmi",
+        "NMI of the features",
+        "k-means on the encoder's features against the labels, mean over seeds, normalised by {entropy}",
+        (("features_nmi", "NMI", "accent"),),
+        percent=True,
+    ),
+    Curve(
+        "hierarchy",
+        "Hierarchy",
+        "share of samples that conform to it, are clustered at its top level, and are in the largest cluster there",
+        (("conforming", "Conforming", "accent"), ("clustered", "Clustered", "second"), ("largest_cluster", "Largest", "third")),
+        percent=True,
+    ),
+    Curve("temperature", "Temperature", "of the image-text loss", (("temperature", "Temperature", "accent"),), from_zero=True),
+    Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
+    Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
+    Curve(
+        "cost",
+        "Cost of an epoch",
+        "seconds of the steps, and of embedding and clustering before them",
+        (("seconds", "Steps", "accent"), ("refresh_seconds", "Refresh", "second")),
+        from_zero=True,
+    ),
+)
+ENTROPIES = {
+    "arithmetic": "the arithmetic mean of the entropies",
+    "geometric": "the geometric mean of the entropies",
+    "min": "the smaller entropy",
+    "max": "the larger entropy",
+}
+"""Normaliser of NMI in words, for each setting of `knn.nmi_normaliser`."""
+
+
+def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic") -> list[Panel]:
+    """One panel for each curve with at least one finite value. `normaliser` is the setting of the run's NMI."""
+    panels = []
+    for curve in CURVES:
+        lines = {name: _points(epochs, name) for name, _, _ in curve.lines}
+        if any(x for x, _ in lines.values()):
+            traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
+            description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
+            note = curve.note.format(entropy=ENTROPIES.get(normaliser, normaliser))
+            panels.append(Panel(curve.id, curve.title, note, description, _figure(curve, traces)))
+    return panels
+
+
+def _points(epochs: Sequence[dict[str, float]], name: str) -> tuple[list[int], list[float]]:
+    rows = [(int(row["epoch"]), row[name]) for row in epochs if name in row and math.isfinite(row[name])]
+    return [x for x, _ in rows], [y for _, y in rows]
+
+
+def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) -> dict[str, Any]:
+    few = len(x) <= 40
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if few else "lines",
+        "name": label,
+        "x": x,
+        "y": y,
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 5},
+        "hovertemplate": f"%{{y:{_format(curve)}}}" + ("<extra></extra>" if len(curve.lines) == 1 else ""),
+    }
+
+
+def _figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
+    made = figure(traces, "epoch")
+    made["layout"]["xaxis"]["tickformat"] = "d"
+    made["layout"]["yaxis"] |= {"tickformat": ".2~%" if curve.percent else "~g", "rangemode": "tozero" if curve.from_zero else "normal"}
+    return made
+
+
+def _format(curve: Curve) -> str:
+    return ".2%" if curve.percent else ".4~g"
+
+
+def _in_words(curve: Curve, label: str, x: list[int], y: list[float]) -> str:
+    first, last = (f"{value:.1%}" if curve.percent else f"{value:.4g}" for value in (y[0], y[-1]))
+    return f"{label}: {first} in epoch {x[0]}" + (f", {last} in epoch {x[-1]}" if len(x) > 1 else "")

@@ -1,0 +1,98 @@
+"""Composes an HTML page as one file that needs no network and no other file.
+
+All text of the data is escaped by the template, scripts read JSON without angle brackets, and the page's content security policy allows no
+other script and no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import without_controls
+from kinfolk.files import write_text
+
+Part = tuple[str, str]
+"""Package and name of a file of a page."""
+HERE = "kinfolk.report"
+
+
+def compose(
+    template: Part,
+    scripts: Sequence[Part],
+    *,
+    data: Mapping[str, Any],
+    title: str,
+    sections: Sequence[tuple[str, str]],
+    sheet: str | None = None,
+    **words: Any,
+) -> str:
+    """The text of a page.
+
+    Args:
+        template: the template, which extends `shell.html`.
+        scripts: scripts that run in this order after `shell.js`.
+        data: what the scripts read, by name; None is left out.
+        title: title of the browser's tab.
+        sections: id and name of each section, for the bar at the top.
+        sheet: data URI of the sprite sheet with the images of the tiles.
+        words: other variables of the template.
+    """
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    package, name = template
+    files = {"shell.html": HERE, "parts.html": HERE, name: package}
+    environment = Environment(
+        loader=FunctionLoader(lambda name: _file(files[name], name)),
+        autoescape=True,
+        finalize=without_controls,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    parts = [_file(*part) for part in ((HERE, "shell.js"), *scripts)]
+    early, script, plotly = _file(HERE, "theme.js"), "\n".join([*parts, "page.start();\n"]), get_plotlyjs()
+    return environment.get_template(name).render(
+        title=title,
+        sections=sections,
+        sheet=sheet,
+        version=metadata.version("kinfolk"),
+        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        policy=policy(early, plotly, script),
+        style=Markup(_file(HERE, "page.css")),
+        early=Markup(early),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        data={id: Markup(script_json(value)) for id, value in data.items() if value is not None},
+        **words,
+    )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Writes the file atomically. File names that are not valid Unicode contain lone surrogates, which are replaced."""
+    write_text(path, page.encode("utf-8", "replace").decode())
+
+
+def script_json(value: Any) -> str:
+    """JSON for a script element; no character in it can end the element or open another."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def policy(*scripts: str) -> str:
+    """Content security policy that allows these scripts, images inside the page, and no network."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _file(package: str, name: str) -> str:
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

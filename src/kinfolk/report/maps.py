@@ -1,0 +1,321 @@
+"""Images of the report: the embedding map with its thumbnails, the maps of several epochs, and the grid of augmented views.
+
+The maps of several epochs show each snapshot with the pseudo-labels of its epoch (IFND paper, Figure 3).
+
+Dimension key: N samples on the map, S samples of the snapshots, F features, V views, B images, C channels, H, W image.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kinfolk.training.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from kinfolk.data.augmentation.views import Views
+    from kinfolk.data.images import ImageData
+
+
+NUM_SAMPLES = 6
+NUM_VIEWS = 6
+GAP = 0.12
+"""Distance between the images of a strip, as a share of their width."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One sample as one image: the original, a gap, and its views."""
+
+    key: str
+    label: str
+    uri: str
+    width: int
+    height: int
+    pixelated: bool
+
+
+def strip(key: str, label: str, original_HW3: NDArray[np.uint8], views_VHW3: NDArray[np.uint8]) -> Strip:
+    """Places the original and its views in a row on a transparent background."""
+    from PIL import Image
+
+    size = int(views_VHW3.shape[1])
+    gap = max(1, round(size * GAP))
+    num_views = len(views_VHW3)
+    width = size * (num_views + 1) + gap * (num_views + 1)
+    sheet = Image.new("RGBA", (width, size), (0, 0, 0, 0))
+    first = Image.fromarray(original_HW3)
+    if first.size != (size, size):
+        first = first.resize((size, size), Image.Resampling.BICUBIC)
+    sheet.paste(first, (0, 0))
+    for i, view in enumerate(views_VHW3):
+        sheet.paste(Image.fromarray(view), (size + 2 * gap + i * (size + gap), 0))
+    return Strip(key, label, data_uri(sheet, quality=88), width, size, pixelated=size <= 64)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The map after an epoch. `pseudo`: (S,) pseudo-labels, −1 where none was accepted, None before the first; `note` counts them."""
+
+    epoch: int
+    points: NDArray[np.float32]
+    pseudo: list[int] | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The maps of all snapshots. `place`: (S,) positions of their samples on the large map."""
+
+    maps: list[Stage]
+    place: list[int]
+    method: str
+    has_labels: bool
+
+    @property
+    def clusters(self) -> int:
+        """One more than the largest pseudo-label; 0 without any."""
+        return 1 + max((label for stage in self.maps for label in stage.pseudo or ()), default=-1)
+
+    @property
+    def choice(self) -> bool:
+        """Whether the reader can choose between two colourings."""
+        return self.clusters > 0 and self.has_labels
+
+    @property
+    def intro(self) -> str:
+        """The sentences above the maps."""
+        colour = "coloured by pseudo-label (grey where none was accepted)" if self.clusters else "coloured by label" * self.has_labels
+        samples = f"{len(self.place):,} random training samples"
+        return (
+            f"{self.method} of the projected embeddings of {samples}{', ' + colour if colour else ''}. "
+            "Point at a sample to mark it in all maps."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Data for the page's script."""
+        maps = []
+        for stage in self.maps:
+            x, y = ([round(float(value), 3) for value in axis] for axis in stage.points.T)
+            maps.append({"epoch": stage.epoch, "x": x, "y": y, "pseudo": stage.pseudo})
+        return {"maps": maps, "place": self.place, "clusters": self.clusters}
+
+
+def draw_stages(snapshots: Sequence[Snapshot], ids_N: NDArray[np.int64], has_labels: bool, seed: int) -> Stages | None:
+    """Draws one map per snapshot; each starts from the one before, so that unchanged samples stay in place. None without snapshots."""
+    if not snapshots:
+        return None
+    place = np.searchsorted(ids_N, snapshots[0].ids)
+    if len(ids_N) == 0 or not np.array_equal(ids_N[np.minimum(place, len(ids_N) - 1)], snapshots[0].ids):
+        return None
+    clusters = any(snapshot.pseudo is not None for snapshot in snapshots)
+    maps, points, method = [], None, ""
+    for snapshot in snapshots:
+        points, method = project(snapshot.embedding.astype(np.float32), seed, points)
+        pseudo = None if snapshot.pseudo is None else snapshot.pseudo.tolist()
+        maps.append(Stage(snapshot.epoch, points, pseudo, _note(pseudo) if clusters else ""))
+    return Stages(maps, place.tolist(), method, has_labels)
+
+
+def _note(pseudo: list[int] | None) -> str:
+    if pseudo is None:
+        return "before the first clusters"
+    named = [label for label in pseudo if label >= 0]
+    return f"{len(named) / len(pseudo):.0%} with a pseudo-label, {len(set(named)):,} clusters"
+
+
+MAX_TILE = 40
+"""Largest side of a thumbnail; a sheet of 5,000 photographs then takes about three megabytes."""
+CHUNK = 256
+
+
+def draw_map(data: ImageData, ids_N: NDArray[np.int64], features_NF: NDArray[np.float32], seed: int) -> EmbeddingMap:
+    """The map of the samples `ids_N`."""
+    points, method = project(features_NF, seed)
+    samples = data.samples
+    labels = None if samples.labels is None else [int(label) for label in samples.labels[ids_N]]
+    starts = range(0, len(ids_N), CHUNK)
+    thumbnails = [square for start in starts for square in square_images(data, ids_N[start : start + CHUNK], MAX_TILE)]
+    return EmbeddingMap(
+        method=method,
+        total=len(samples),
+        points=points,
+        keys=[samples.keys[i] for i in ids_N],
+        labels=labels,
+        classes=_class_names(data),
+        sprites=sprite_sheet(thumbnails, min(MAX_TILE, max(data.height, data.width))),
+    )
+
+
+def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
+    """Some random training samples, each with some of its augmented views."""
+    ids = choose(data.num_train, seed, NUM_SAMPLES)
+    chosen = torch.from_numpy(ids)
+    generator = torch.Generator().manual_seed(seed)
+    made_VBCHW = views.to_rgb(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
+    bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
+    names, samples = _class_names(data), data.samples
+    strips = []
+    for i, (sample, square) in enumerate(zip(ids, square_images(data, ids, 2 * views.size), strict=True)):
+        label = -1 if samples.labels is None else int(samples.labels[sample])
+        name = names[label] if 0 <= label < len(names) else ""
+        strips.append(strip(samples.keys[sample], name, square, np.ascontiguousarray(bytes_VBHWC[:, i])))
+    return strips
+
+
+def square_images(data: ImageData, ids: NDArray[np.int64], size: int) -> list[NDArray[np.uint8]]:
+    """The cached images with the aspect ratio of the originals, at most `size` on the long side, on a black square."""
+    from PIL import Image
+
+    chosen = torch.from_numpy(ids)
+    pixels_BHW3, aspect_B = data.pixels(chosen).numpy(), data.aspect(chosen).tolist()
+    side = min(size, max(data.height, data.width))
+    squares = []
+    for pixels_HW3, aspect in zip(pixels_BHW3, aspect_B, strict=True):
+        width, height = (side, max(1, round(side / aspect))) if aspect >= 1 else (max(1, round(side * aspect)), side)
+        image = Image.fromarray(pixels_HW3)
+        square = Image.new("RGB", (side, side))
+        resized = image if image.size == (width, height) else image.resize((width, height), Image.Resampling.LANCZOS)
+        square.paste(resized, ((side - width) // 2, (side - height) // 2))
+        squares.append(np.asarray(square))
+    return squares
+
+
+def _class_names(data: ImageData) -> list[str]:
+    """A name for each label; its number where the source gives no name."""
+    labels = data.samples.labels
+    if labels is None:
+        return []
+    count = int(labels.max(initial=-1)) + 1
+    named = list(data.classes or [])
+    return [*named, *(str(label) for label in range(len(named), count))]
+
+
+MAX_POINTS = 5000
+MIN_POINTS_TSNE = 30
+MAX_SHEET, QUALITIES = 7_000_000, (72, 45, 20, 5)
+"""Largest length of a sprite sheet's data URI, and the WebP qualities to try until it fits."""
+
+
+@dataclass(frozen=True)
+class Sprites:
+    """All thumbnails in one image; tile i is at column `i % columns`, row `i // columns`."""
+
+    uri: str
+    size: int
+    columns: int
+    rows: int
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """Data for the page's script."""
+        return {"size": self.size, "columns": self.columns, "rows": self.rows}
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """The points of the map, with the contents of their tooltips."""
+
+    method: str
+    total: int
+    points: NDArray[np.float32]
+    keys: list[str]
+    labels: list[int] | None
+    classes: list[str]
+    sprites: Sprites | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Data for the page's script. Label −1 is a sample without a label."""
+        sprites = self.sprites
+        return {
+            "x": [round(float(x), 3) for x in self.points[:, 0]],
+            "y": [round(float(y), 3) for y in self.points[:, 1]],
+            "keys": self.keys,
+            "labels": self.labels,
+            "classes": self.classes,
+            "tile": None if sprites is None else sprites.layout,
+        }
+
+
+def choose(total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Ids of the samples on the map, ascending: all of them, or `limit` at random that contain those to `include`."""
+    if total <= limit:
+        return np.arange(total, dtype=np.int64)
+    kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
+    others = np.setdiff1d(np.arange(total), kept)
+    drawn = np.random.default_rng((seed, 0x6D6170)).choice(others, limit - len(kept), replace=False)
+    return np.sort(np.concatenate((kept, drawn))).astype(np.int64)
+
+
+def project(features_NF: NDArray[np.float32], seed: int, start_N2: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], str]:
+    """(N, 2) coordinates and the name of the method: t-SNE of unit-norm features, started from `start_N2` or from the first two principal
+    components; PCA where there are too few points for t-SNE."""
+    features_NF = np.asarray(features_NF, dtype=np.float32)
+    if not np.isfinite(features_NF).all():
+        raise ValueError("the features are not finite")
+    unit_NF = features_NF / np.maximum(np.linalg.norm(features_NF, axis=1, keepdims=True), 1e-12)
+    pca_N2 = _principal(unit_NF, 50)
+    if len(unit_NF) < MIN_POINTS_TSNE or float(pca_N2.std()) < 1e-6:
+        return _pad(pca_N2[:, :2]), "PCA"
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    start_N2 = _pad(pca_N2[:, :2]) if start_N2 is None else start_N2
+    start_N2 = start_N2 * (1e-4 / max(float(start_N2[:, 0].std()), 1e-12))
+    perplexity = min(30.0, (len(unit_NF) - 1) / 3)
+    # One thread, so that the map is the same on every machine.
+    with warnings.catch_warnings(), threadpool_limits(1):
+        warnings.simplefilter("ignore")
+        tsne = TSNE(perplexity=perplexity, init=start_N2, learning_rate="auto", max_iter=500, random_state=seed)
+        return np.asarray(tsne.fit_transform(pca_N2), dtype=np.float32), "t-SNE"
+
+
+def _principal(x_NF: NDArray[np.float32], components: int) -> NDArray[np.float32]:
+    """Principal components with a fixed sign: the largest entry of each direction is positive."""
+    centred_NF = x_NF - x_NF.mean(0)
+    _, vectors_FF = np.linalg.eigh((centred_NF.T @ centred_NF).astype(np.float64))
+    directions = vectors_FF[:, ::-1][:, :components]
+    directions = directions * np.sign(directions[np.abs(directions).argmax(0), np.arange(directions.shape[1])])
+    return np.asarray(centred_NF @ directions, dtype=np.float32)
+
+
+def _pad(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Adds a second coordinate to features of one dimension."""
+    return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
+
+
+def sprite_sheet(images: Sequence[NDArray[np.uint8]], size: int) -> Sprites | None:
+    """Packs (H, W, 3) images into one WebP of `size` × `size` tiles."""
+    if not images:
+        return None
+    from PIL import Image
+
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    sheet = Image.new("RGB", (columns * size, rows * size))
+    for i, image in enumerate(images):
+        tile = Image.fromarray(image)
+        if tile.size != (size, size):
+            tile = tile.resize((size, size), Image.Resampling.LANCZOS if tile.width > size else Image.Resampling.NEAREST)
+        sheet.paste(tile, ((i % columns) * size, (i // columns) * size))
+    for quality in QUALITIES:
+        uri = data_uri(sheet, quality)
+        if len(uri) <= MAX_SHEET:
+            break
+    return Sprites(uri, size, columns, rows)
+
+
+def data_uri(image: Any, quality: int) -> str:
+    """A PIL image as a WebP data URI."""
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=quality, method=4)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,0 +1,139 @@
+"""Which samples are drawn in a step: the same on every rank and after a resume.
+
+Dimension key: N data set, K drawn.
+
+The memory bank of instance discrimination: one unit vector for each sample.
+
+Dimension key: N data set, D embedding, b rows of a write, of all ranks together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk import distributed
+from kinfolk.stores.per_sample import Exact, OnHost, check_ids, kept, means_by_id, skips
+
+
+class Draw(OnHost):
+    """Some of N samples, without replacement, anew after each `advance`; a function of its seed and of how often it advanced.
+
+    Args:
+        num_samples: N.
+        number: K; all samples where there are no more, or with None.
+
+    State: `seed`, drawn from torch's generator when it is made, and `count`.
+    """
+
+    on_host = ("count", "seed")
+    count: Tensor
+    seed: Tensor
+
+    def __init__(self, num_samples: int, number: int | None) -> None:
+        super().__init__()
+        if number is not None and number < 1:
+            raise ValueError(f"`num_negatives` (={number}) must be at least 1")
+        self.num_samples, self.number = num_samples, number
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("seed", torch.randint(1 << 62, ()))
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self.number is None or self.number >= self.num_samples
+
+    def ids(self, device: torch.device | None = None) -> Tensor:
+        """(K,) the samples of this step; reads only."""
+        if self.everything:
+            return torch.arange(self.num_samples, device=device)
+        generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
+        return torch.randperm(self.num_samples, generator=generator)[: self.number].to(device or "cpu", non_blocking=True)
+
+    def advance(self, sound: Tensor | None = None) -> None:
+        """The next step draws others, unless this one is known to be broken."""
+        if not skips(sound):
+            self.count += 1
+
+
+class Bank(Exact):
+    """The embedding of every sample as it was last seen, as a buffer, so that `state_dict()` holds it.
+
+        v_i ← normalised( m · v_i + (1 − m) · f_i )
+
+    Before its sample is seen, an entry is a random unit vector, the same on every rank and in every run of one `seed`.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+        dim: D.
+        momentum: m in [0, 1); 0 overwrites.
+        seed: of the first vectors; two banks that are compared with each other need two.
+
+    State: `features` (N, D), unit norm; `seen` (N,), whose entries were written.
+
+    Example:
+        >>> bank = Bank(num_samples=3, dim=2, momentum=0.0)
+        >>> bank.write(torch.tensor([1]), torch.tensor([[0.0, 2.0]]))
+        >>> bank.read(torch.tensor([1])).tolist()
+        [[0.0, 1.0]]
+    """
+
+    features: Tensor
+    seen: Tensor
+
+    def __init__(self, num_samples: int, dim: int, momentum: float = 0.5, seed: int = 0) -> None:
+        super().__init__()
+        for name, value in (("num_samples", num_samples), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"`{name}` (={value}) must be at least 1")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the bank would never learn")
+        self.num_samples, self.dim, self.momentum, self.seed = num_samples, dim, momentum, seed
+        first = torch.randn(num_samples, dim, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("features", F.normalize(first, dim=1))
+        self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.bool))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample was seen, so that no entry is a random vector any more."""
+        return bool(self.seen.all())
+
+    def read(self, ids: Tensor) -> Tensor:
+        """(b, D) a copy of the entries of `ids` (b,)."""
+        check_ids(ids, self.num_samples)
+        return self.features[ids]
+
+    @torch.no_grad()
+    def write(self, ids: Tensor, z: Tensor, sound: Tensor | None = None) -> None:
+        """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several rows of one id count as their mean.
+
+        `sound`: whether the step was; see `kept`."""
+        check_ids(ids, self.num_samples)
+        if z.shape != (len(ids), self.dim):
+            raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
+        if skips(sound):
+            return
+        ids, z = distributed.joined(ids, z)
+        old_bD, mean_bD = self.features[ids], means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1))
+        self.features[ids] = kept(sound, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD)
+        self.seen[ids] = True if sound is None else self.seen[ids] | sound
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = state_dict.get(f"{prefix}features")
+        if saved is not None and saved.shape != self.features.shape:
+            error_msgs: list[str] = others[-1]
+            error_msgs.append(
+                f"`{prefix}features` holds a bank of {' × '.join(map(str, saved.shape))}, but `num_samples` × `dim` is "
+                f"{self.num_samples} × {self.dim}: use the same data set and settings"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def __repr__(self) -> str:
+        return f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum}, seed={self.seed})"

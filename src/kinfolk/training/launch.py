@@ -1,0 +1,394 @@
+"""Processes of a training: what `auto` means on this machine, and how several ranks start and stop together.
+
+Rank zero prepares the data and the run folder. The other ranks wait until it is ready, and exit when it exits. Lightning starts the other
+ranks of a machine by running the same command again once rank zero is ready; torchrun and SLURM start all ranks at once, and so does a
+user who starts Lightning on several machines. In every case the ranks read one status file in the run folder. It names the launch and says
+whether rank zero is preparing, ready, done or failed. Rank zero touches the file every few seconds while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
+from kinfolk.files import first_line, write_text
+from kinfolk.training.config import TrainerConfig, suggest
+
+PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
+TRUE_PRECISIONS = {"bf16-true": "bf16-mixed", "16-true": "16-mixed", "64": "32-true", "64-true": "32-true"}
+"""Precisions of Lightning that convert all weights and buffers, each with the one to use instead. They would store thresholds and moving
+averages per sample in that precision too, and the views are float32."""
+CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
+"""Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and slower."""
+
+
+def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
+    """Replaces `auto` by the values for this machine. The strategy stays: Lightning resolves it."""
+    accelerator = _accelerator() if config.accelerator == "auto" else {"gpu": "cuda"}.get(config.accelerator, config.accelerator)
+    if accelerator == "cuda" and not torch.cuda.device_count():
+        raise UsageError("`trainer.accelerator` (=cuda) is not available: torch sees no CUDA device")
+    _require_known(config, accelerator)
+    devices = config.devices
+    if devices == "auto":
+        devices = _all_devices() if accelerator == "cuda" else 1
+    if devices < 1:
+        raise UsageError(f"`trainer.devices` (={devices}) must be at least 1")
+    for name in config.loggers:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"`trainer.loggers` holds {name}, which is not installed; install it with `pip install {name}`")
+    several = devices * config.num_nodes > 1
+    if config.sync_batchnorm is True and accelerator == "cpu" and several:
+        raise UsageError(
+            "`trainer.sync_batchnorm` (=true) needs GPUs: torch has no BatchNorm over several processes on a CPU; leave it out, and each "
+            "process has the statistics of its own part of the batch"
+        )
+    if config.compile_encoder is True and config.chunk_size is not None:
+        raise UsageError("`trainer.compile_encoder` (=true) does not work with `trainer.chunk_size`; leave one of them out")
+    forks = several and config.strategy == "auto" and in_notebook()
+    on_gpu = accelerator == "cuda"
+    chosen = {
+        "accelerator": accelerator,
+        "devices": devices,
+        "precision": _precision(accelerator, forks) if config.precision == "auto" else config.precision,
+        "compile": on_gpu if config.compile == "auto" else config.compile,
+        "compile_encoder": _compiles_encoder(config, on_gpu) if config.compile_encoder == "auto" else config.compile_encoder,
+        "sync_batchnorm": on_gpu and several if config.sync_batchnorm == "auto" else config.sync_batchnorm,
+    }
+    return config.model_copy(update=chosen)
+
+
+def _all_devices() -> int:
+    """All GPUs; one in a notebook, where several would be started by forking a process that may already use CUDA."""
+    number = torch.cuda.device_count()
+    if number > 1 and in_notebook():
+        warnings.warn(
+            f"one of {number} GPUs is used, because this is a notebook; set `trainer.devices={number}` before anything has used CUDA, or "
+            "run `kinfolk train` in a terminal, to use all of them",
+            KinfolkWarning,
+            stacklevel=2,
+        )
+        return 1
+    return number
+
+
+def in_notebook() -> bool:
+    """Whether this is an interactive session, in which Lightning starts further processes by forking."""
+    from lightning.fabric.utilities.imports import _IS_INTERACTIVE
+
+    return bool(_IS_INTERACTIVE)
+
+
+def _compiles_encoder(config: TrainerConfig, on_gpu: bool) -> bool:
+    return on_gpu and config.chunk_size is None and importlib.util.find_spec("triton") is not None
+
+
+def _require_known(config: TrainerConfig, accelerator: str) -> None:
+    """Refuses names that Lightning does not know, before any file of an older run is touched."""
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    if config.precision in TRUE_PRECISIONS:
+        raise UsageError(
+            f"`trainer.precision` (={config.precision}) is not supported: it would also store the state per sample in that precision; use "
+            f"{TRUE_PRECISIONS[config.precision]}"
+        )
+    for key, value, names in (
+        ("precision", config.precision, PRECISIONS),
+        ("accelerator", accelerator, AcceleratorRegistry.available_accelerators()),
+        ("strategy", config.strategy, ("auto", *StrategyRegistry.available_strategies())),
+    ):
+        if value not in names:
+            raise UsageError(f"`trainer.{key}` (={value}) is not known{suggest(value, names)}")
+
+
+def global_rank(devices: int) -> int:
+    """The rank of this process, from the environment variables of Lightning, torchrun or SLURM; 0 without them."""
+    environment = os.environ
+    if "RANK" in environment:
+        return int(environment["RANK"])
+    if "LOCAL_RANK" in environment or "NODE_RANK" in environment:
+        node = int(environment.get("NODE_RANK", environment.get("GROUP_RANK", "0")))
+        return node * devices + int(environment.get("LOCAL_RANK", "0"))
+    if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(environment.get("SLURM_PROCID", "0"))
+    return 0
+
+
+def _accelerator() -> str:
+    if torch.cuda.device_count():  # unlike `is_available` it does not initialise CUDA, after which no process can be forked
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _precision(accelerator: str, forks: bool) -> str:
+    """bf16 where the hardware supports it. fp16 is never chosen automatically: its range is too small for low temperatures."""
+    if accelerator == "cuda":
+        return "bf16-mixed" if _gpu_has_bfloat16(forks) else "32-true"
+    return "bf16-mixed" if accelerator == "cpu" and _cpu_has_bfloat16() else "32-true"
+
+
+def _gpu_has_bfloat16(forks: bool) -> bool:
+    """Whether the GPU computes in bf16. Before a fork another process is asked, because the question initialises CUDA."""
+    if not forks:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    question = "import sys, torch; sys.exit(not torch.cuda.is_bf16_supported(including_emulation=False))"
+    return subprocess.run([sys.executable, "-c", question], capture_output=True, check=False).returncode == 0
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(name in flags for name in CPU_BFLOAT16)
+
+
+LAUNCH = "KINFOLK_LAUNCH"
+BEAT, SILENCE, FIRST_SIGN, GRACE, OLD = 5.0, 300.0, 1800.0, 10.0, 120.0
+"""Seconds: between two heartbeats; without a heartbeat until a rank zero on another machine counts as gone; until its first heartbeat; that
+a rank has to exit by itself after rank zero; after which a status file may belong to an earlier launch."""
+REFUSAL_SECONDS = 3.0
+PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
+_GONE = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
+
+
+class RankLeftError(KinfolkError):
+    """Another process of the training has ended, so this one cannot continue."""
+
+
+@contextlib.contextmanager
+def supervise(status_file: Path, rank: int, several: bool) -> Iterator[None]:
+    """Wraps a whole training of `several` processes: rank zero reports its state, the other ranks exit when it does.
+
+    Args:
+        status_file: the file in the run folder, visible to all ranks.
+    """
+    if not several:
+        yield
+    elif rank == 0:
+        yield from _leading(status_file)
+    else:
+        yield from _following(status_file)
+
+
+def register_rank_zero(rank: int, several: bool) -> None:
+    """Writes the process id of rank zero where ranks of the same machine find it, before the run folder is touched."""
+    if several and rank == 0 and _external_name() is not None:
+        with contextlib.suppress(OSError):
+            _pid_file().write_text(str(os.getpid()), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def report_refusal(status_file: Path, rank: int, several: bool) -> Iterator[None]:
+    """Wraps the checks that rank zero makes before it owns the run folder: an error is passed on to the other ranks for a few seconds."""
+    try:
+        yield
+    except Exception as error:
+        if several and rank == 0 and _external_name() is not None and status_file.parent.is_dir():
+            with contextlib.suppress(KinfolkError, OSError):
+                _write_status(_refusal_file(status_file), FAILED, first_line(error))
+                time.sleep(REFUSAL_SECONDS)
+                _refusal_file(status_file).unlink(missing_ok=True)
+        raise
+
+
+def mark_ready(status_file: Path) -> None:
+    """Reports that rank zero is ready. Processes that it starts from now on inherit the name of the launch."""
+    _write_status(status_file, READY)
+
+
+def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> None:
+    """Returns as soon as rank zero of this launch is ready. Raises if it has failed or sends no heartbeat."""
+    rank_zero = _RankZero(status_file, first_sign)
+    while not rank_zero.ready:
+        why_gone = rank_zero.why_gone()
+        if why_gone is not None:
+            raise RankLeftError(why_gone)
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
+    """Turns the error of a collective that another process has left into a sentence. `describe_saved` describes the last checkpoint."""
+    try:
+        yield
+    except KinfolkError:
+        raise
+    except (RuntimeError, OSError) as error:
+        if not any(word in str(error).lower() for word in _GONE):
+            raise
+        raise RankLeftError(f"another process of this training has ended, and its own message says why; {describe_saved()}") from error
+
+
+def _leading(status_file: Path) -> Iterator[None]:
+    if _external_name() is None:
+        os.environ[LAUNCH] = uuid.uuid4().hex
+    over = threading.Event()
+    with contextlib.suppress(KinfolkError):  # an unwritable folder is reported where the run is written
+        _write_status(status_file, PREPARING)
+    beating = threading.Thread(target=_heartbeat, args=(status_file, over), name="kinfolk-heartbeat", daemon=True)
+    beating.start()
+    state, message = FAILED, "it was ended"
+    try:
+        yield
+        state = DONE
+    except BaseException as error:
+        message = first_line(error)
+        raise
+    finally:
+        over.set()
+        with contextlib.suppress(OSError):
+            _pid_file().unlink()
+        if status_file.parent.is_dir():
+            with contextlib.suppress(KinfolkError):
+                _write_status(status_file, state, message)
+
+
+def _following(status_file: Path) -> Iterator[None]:
+    over = threading.Event()
+    threading.Thread(target=_exit_with_rank_zero, args=(status_file, over), name="kinfolk-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _heartbeat(status_file: Path, over: threading.Event) -> None:
+    while not over.wait(BEAT):
+        with contextlib.suppress(OSError):
+            os.utime(status_file)
+
+
+def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
+    """Exits this process after rank zero has gone, for example when it waits in a collective that never ends."""
+    rank_zero = _RankZero(status_file, FIRST_SIGN)
+    while not over.wait(1.0):
+        if not rank_zero.ready:  # `wait_for_rank_zero` raises the error
+            rank_zero.why_gone()
+            continue
+        why_gone = rank_zero.why_gone()
+        if why_gone is not None and not over.wait(GRACE):
+            sys.stderr.write(f"Error: {printable(why_gone)}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+
+class _RankZero:
+    """The state of rank zero as another rank sees it."""
+
+    def __init__(self, status_file: Path, first_sign: float) -> None:
+        self.status_file, self.first_sign, self.ready = status_file, first_sign, False
+        self._sign: tuple[int, str] | None = None
+        self._seen = time.monotonic()
+        self._since = time.time() - OLD
+
+    def why_gone(self) -> str | None:
+        """Why rank zero counts as gone; None while it runs."""
+        state = self._state()
+        if state is None:
+            if self._died_early():
+                return "rank zero has ended without a message, as if killed, before it had begun"
+            if time.monotonic() - self._seen > self.first_sign:
+                return f"rank zero has not written {self.status_file}; all ranks must see the same folder"
+            return None
+        self.ready = self.ready or state["state"] in (READY, DONE)
+        if state["state"] == FAILED:
+            return f"rank zero has ended: {state.get('message')}"
+        if state["state"] == DONE:
+            return None
+        if state["host"] == socket.gethostname():
+            return None if _alive(state) else "rank zero has ended without a message, as if killed"
+        if time.monotonic() - self._seen > SILENCE:
+            return f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE / 60:.0f} minutes"
+        return None
+
+    def _died_early(self) -> bool:
+        """Whether rank zero has registered on this machine and its process is gone."""
+        try:
+            pid, signed = int(_pid_file().read_text(encoding="utf-8")), _pid_file().stat().st_mtime
+        except (OSError, ValueError):
+            return False
+        return signed > self._since and not _is_running(pid)
+
+    def _state(self) -> dict[str, Any] | None:
+        place = _refusal_file(self.status_file) if _refusal_file(self.status_file).exists() else self.status_file
+        try:
+            text, touched = place.read_text(encoding="utf-8"), place.stat().st_mtime_ns
+            state = json.loads(text)
+        except (OSError, ValueError):
+            return None
+        if not isinstance(state, dict) or state.get("launch") != _launch_name():
+            return None
+        if self._sign is None and time.time() - touched / 1e9 > OLD and not _alive(state):
+            return None
+        if (touched, text) != self._sign:
+            self._sign, self._seen = (touched, text), time.monotonic()
+        return state
+
+
+def _write_status(status_file: Path, state: str, message: str = "") -> None:
+    about = {"launch": _launch_name(), "state": state, "message": message, "host": socket.gethostname(), "pid": os.getpid()}
+    write_text(status_file, json.dumps(about))
+
+
+def _refusal_file(status_file: Path) -> Path:
+    """A file beside `status_file`, for this launch only: the folder may belong to another one."""
+    return status_file.with_name(f"{status_file.name}-{hashlib.blake2b(_launch_name().encode(), digest_size=6).hexdigest()}")
+
+
+def _pid_file() -> Path:
+    """The file with the process id of rank zero, for this launch, user and machine."""
+    name = hashlib.blake2b(f"{_launch_name()} {os.getuid() if hasattr(os, 'getuid') else ''}".encode(), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
+
+
+def _alive(state: dict[str, Any]) -> bool:
+    """Whether rank zero is running, by its state; its process is checked only on the same machine."""
+    running = state["state"] in (PREPARING, READY)
+    return running and (state["host"] != socket.gethostname() or _is_running(int(state["pid"])))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    with contextlib.suppress(OSError, IndexError):  # a zombie has ended too
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in ("Z", "X")
+    return True
+
+
+def _external_name() -> str | None:
+    """The name of this launch by torchrun or SLURM, or the address of Lightning's launch on several machines."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return f"torchrun-{environment['TORCHELASTIC_RUN_ID']}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if "SLURM_STEP_ID" in environment and "SLURM_JOB_ID" in environment:
+        restarts = environment.get("SLURM_RESTART_COUNT", "0")
+        return f"slurm-{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}-{restarts}"
+    if LAUNCH not in environment and all(name in environment for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")):
+        return f"lightning-{environment['MASTER_ADDR']}-{environment['MASTER_PORT']}"
+    return None
+
+
+def _launch_name() -> str:
+    return _external_name() or os.environ.get(LAUNCH, "")

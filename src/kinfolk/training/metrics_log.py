@@ -1,0 +1,213 @@
+"""Logging: the line of metrics per epoch in metrics.jsonl and the loggers, and the messages in train.log and on the screen.
+
+Lightning's own tips and hints are silenced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor
+
+from kinfolk import distributed
+from kinfolk.errors import KinfolkWarning, printable
+from kinfolk.files import append_line, explain_write_errors
+from kinfolk.stats import Stats
+from kinfolk.training.module import TrainingModule
+from kinfolk.training.run_folder import Run
+
+Measurement = Callable[[TrainingModule, int], dict[str, float]]
+"""(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
+
+
+class MetricsLog(pl.Callback):
+    """Sums loss and counts over the steps of an epoch and writes its line of metrics.
+
+    The sums are part of the checkpoint, so the line of a resumed epoch covers the whole epoch.
+
+    Args:
+        run: the run whose metrics.jsonl is written.
+        measurements: called at the end of each epoch.
+        log_every: steps between two entries in the loggers.
+    """
+
+    def __init__(self, run: Run, measurements: Sequence[Measurement], log_every: int) -> None:
+        self.run, self.measurements, self.log_every = run, measurements, log_every
+        self.row: dict[str, float] = {}
+        self.loss = torch.zeros((), dtype=torch.float64)
+        self.counts = Stats.empty().counts()
+        self.steps, self.seconds = 0, 0.0
+
+    @property
+    def state_key(self) -> str:
+        """The key of its state in a checkpoint, which must not change: older checkpoints are read by it."""
+        return "Journal"
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.loss, self.counts = self.loss.to(module.device), self.counts.to(module.device)
+        self._since = time.perf_counter()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.loss, self.counts = torch.zeros_like(self.loss), torch.zeros_like(self.counts)
+        self.steps, self.seconds = 0, 0.0
+        self._since = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert isinstance(module, TrainingModule)
+        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning has divided it
+        self.loss += loss.double()
+        self.counts += module.framework.stats.counts().to(self.counts.device)
+        self.steps += 1
+        now = time.perf_counter()
+        self.seconds, self._since = self.seconds + now - self._since, now
+        if trainer.global_step % self.log_every == 0:
+            self._to_loggers(trainer, {"loss": float(loss), "lr": _rate(trainer)}, "step")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert isinstance(module, TrainingModule)
+        finished = trainer.current_epoch + 1
+        stats = Stats.from_counts(_summed(self.counts).cpu())
+        row = {"epoch": finished, "step": trainer.global_step, "loss": float(self.loss) / max(self.steps, 1), "lr": _rate(trainer)}
+        if trainer.is_global_zero:
+            for measure in self.measurements:
+                row |= measure(module, finished)
+        self._share_knn(module, row.get("steering_knn"))
+        row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
+        if module.framework.detectors:
+            row |= stats.detection()
+        row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
+        self.row = {name: value for name, value in row.items() if math.isfinite(value)}
+        if trainer.is_global_zero:
+            append_line(self.run.metrics, json.dumps(self.row))
+        self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
+
+    def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
+        """Passes the accuracy that rank zero has measured to the framework of all ranks, before the checkpoint of the epoch."""
+        value = torch.tensor(math.nan if knn is None else knn, dtype=torch.float64, device=module.device)
+        if distributed.world_size() > 1:
+            dist.broadcast(value, 0)
+        if value.isfinite():
+            module.framework.on_metric("knn", float(value))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Called on all ranks. The counts are summed over all of them and restored on rank zero only."""
+        return {"loss": self.loss.cpu(), "counts": _summed(self.counts).cpu(), "steps": self.steps, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss, self.steps, self.seconds = state["loss"], state["steps"], state["seconds"]
+        first = not dist.is_initialized() or dist.get_rank() == 0
+        kept = first and state["counts"].shape == self.counts.shape  # an earlier version had fewer counts
+        self.counts = state["counts"] if kept else Stats.empty().counts()
+
+    def _to_loggers(self, trainer: pl.Trainer, metrics: dict[str, float], kind: str) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics({f"{kind}/{name}": value for name, value in metrics.items()}, step=trainer.global_step)
+
+
+def _rate(trainer: pl.Trainer) -> float:
+    return float(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def _summed(counts: Tensor) -> Tensor:
+    if distributed.world_size() == 1:
+        return counts
+    total = counts.clone()
+    dist.all_reduce(total)
+    return total
+
+
+FILE_ONLY = "file_only"
+"""Key of a log record's `extra`: True keeps it off the screen."""
+
+
+class _Screen(logging.Handler):
+    """Prints through the console, which may be drawing a progress bar at the same time."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, FILE_ONLY, False):
+            self.console.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
+
+
+class _File(logging.FileHandler):
+    """Writes lines of printable text. An unwritable log, for example on a full disk, does not end the training."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 — logging's name
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def logging_to(file: Path | None, console: Console | None) -> Iterator[None]:
+    """Sends the messages of the logger "kinfolk" to a file (appended) and a console within this context."""
+    logger = logging.getLogger("kinfolk")
+    handlers: list[logging.Handler] = []
+    if file is not None:
+        with explain_write_errors(file):
+            handlers.append(_File(file, encoding="utf-8", errors="backslashreplace"))
+        handlers[-1].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if console is not None:
+        handlers.append(_Screen(console))
+    level, propagate = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """Collects the warnings of this library in a list, to be logged once there is a log. Other warnings are issued as usual."""
+    collected: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", KinfolkWarning)
+        yield collected
+    for warning in caught:
+        if issubclass(warning.category, KinfolkWarning):
+            collected.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silences Lightning's tips, hardware lists and hints about loaders, which do not apply here. Errors are still shown."""
+    loggers = [logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,220 @@
+"""Rules for settings: what may change when a run is resumed, and which arguments a framework or detector accepts.
+
+Three parts: the settings that tie a checkpoint to its run; the check of the `framework.*` and `detector.*` keys against the signatures of
+the classes; and a recipe used with another method than its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.frameworks import FRAMEWORKS
+from kinfolk.frameworks.registry import framework_arguments, parse
+from kinfolk.training.config import TrainConfig, suggest, validation_message
+
+WITHOUT_EFFECT = (
+    "data.source",
+    "data.hierarchy",
+    "data.workers",
+    "data.cache_dir",
+    "knn",
+    "checkpoint",
+    "snapshots",
+    "trainer.accelerator",
+    "trainer.strategy",
+    "trainer.loggers",
+    "trainer.log_every",
+    "trainer.compile",
+    "trainer.compile_encoder",
+    "trainer.cudnn_benchmark",
+    "trainer.timeout_minutes",
+)
+"""Settings that do not change the result. The data may have been moved: the samples themselves are compared. `knn` is among them unless the
+detector uses the accuracy."""
+
+CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
+"""Settings that may change when a run is resumed; docs/training.md lists them. Initial weights and tokenizer are not read again. With other
+`epochs` all schedules use the new number from there on, so the result differs from that of a run that had it from the start."""
+
+PROCESSES = "trainer.devices × trainer.num_nodes"
+FILES = ("detector.pairs",)
+"""Files that are read again on resuming: their content is compared, not their path."""
+
+
+def result_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings that determine the result, by key. All others may change on resuming."""
+    settings = flat(config.model_dump(mode="json"))
+    devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
+    settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
+    by_accuracy = "knn" in map(str, flat(config.detector).values())
+    free = [name for name in CHANGEABLE if not (name == "knn" and by_accuracy)]
+    kept = {key: value for key, value in settings.items() if not any(key == name or key.startswith(f"{name}.") for name in free)}
+    return {key: _content(value) if key in FILES else value for key, value in kept.items()}
+
+
+def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
+    """Raises for the first key whose value differs from the stored one and would change the result."""
+    found = _first_difference(result_settings(stored), result_settings(given))
+    if found is not None:
+        key, before, now = found
+        raise UsageError(
+            f"`{key}` (={_quoted(now)}) was {_quoted(before)} when the run began; a resumed run must keep its settings to end in the "
+            "same result. Leave it out, or start a new run in another folder"
+        )
+
+
+def identity(config: TrainConfig, samples: str, num_train: int) -> dict[str, Any]:
+    """The entries of a checkpoint that identify its run. `samples` is the digest of the list of samples."""
+    settings = result_settings(config)
+    return {
+        "samples": samples,
+        "num_samples": num_train,
+        "source": config.data.source,
+        "settings": settings,
+        "settings_digest": settings_digest(settings),
+    }
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """32 hexadecimal digits of the settings that determine the result, without files, which may be gone once a run is finished."""
+    counted = {key: value for key, value in settings.items() if key not in FILES}
+    return hashlib.blake2b(json.dumps(counted, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+
+def require_identity(state: Mapping[str, Any], config: TrainConfig, samples: str, num_train: int, path: Path) -> None:
+    """Refuses a checkpoint of other samples or other settings, and names the difference.
+
+    Args:
+        state: the `kinfolk` entry of the checkpoint.
+        config, samples, num_train: settings of this run, digest and number of its training samples.
+        path: the file of the checkpoint.
+    """
+    if not {"samples", "settings", "num_samples"} <= state.keys():
+        raise KinfolkError(f"the checkpoint {path} was written by an older version and does not name its run; start a new run")
+    if state["samples"] != samples:
+        theirs = f"{state['num_samples']:,} training samples of {shown(str(state.get('source')))}, digest {state['samples'][:8]}"
+        raise KinfolkError(
+            f"the checkpoint {path} belongs to another run: it was saved for {theirs}; samples.parquet lists {num_train:,}, digest "
+            f"{samples[:8]}. Put the run's own checkpoint back, or start a new run"
+        )
+    found = _first_difference(state["settings"], json.loads(json.dumps(result_settings(config))))
+    if found is not None:
+        key, before, now = found
+        raise KinfolkError(
+            f"the checkpoint {path} was saved with `{key}` = {_quoted(before)}, and config.yaml or the options say {_quoted(now)}; set it "
+            "back, put the run's own checkpoint back, or start a new run"
+        )
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"detector": {"alpha": 0.1}}` as `{"detector.alpha": 0.1}`."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    keys = [*before, *(key for key in now if key not in before)]
+    return next(((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)), None)
+
+
+def _content(file: Any) -> Any:
+    """A digest of a file. A path without a file stays as it is; reading it raises the error."""
+    path = Path(str(file))
+    if file is None or not path.is_file():
+        return file
+    return f"file {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
+
+
+def _quoted(value: Any) -> str:
+    return shown(repr(value))
+
+
+def checked_arguments(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+) -> dict[str, Any]:
+    """The arguments of a call: `given` with types checked, strings converted to numbers by annotation, and defaults filled in.
+
+    Args:
+        target: the class or function whose annotations are read.
+        parameters: the parameters that a user may set, without those that training fills in.
+        given: the values set by the user.
+        section: the name of the section, for messages: "detector".
+        owner: the name of the class, for messages: "glofnd".
+    """
+    filled = _filled(target, parameters, given, section, owner)
+    return {name: getattr(filled, name) for name in parameters}
+
+
+def written_arguments(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+) -> dict[str, Any]:
+    """As `checked_arguments`, in the plain types of config.yaml, where a tuple is a list."""
+    return _filled(target, parameters, given, section, owner).model_dump(mode="json")
+
+
+def _filled(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+) -> BaseModel:
+    for key in given:
+        if key not in parameters:
+            raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
+    try:
+        return _model_of(target, parameters, section)(**given)
+    except ValidationError as error:
+        raise UsageError(validation_message(error, f"{section}.")) from None
+
+
+def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str) -> type[BaseModel]:
+    hints = typing.get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
+    fields: dict[str, Any] = {
+        name: (hints.get(name, parameter.annotation), ... if parameter.default is inspect.Parameter.empty else parameter.default)
+        for name, parameter in parameters.items()
+    }
+    return create_model(
+        section.title(), __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()), **fields
+    )
+
+
+ANY_DETECTOR = ("start_epoch", "update_from")
+"""Settings that every detector has: when it starts."""
+
+
+def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
+    """The configuration with the method `name`, and the names of the settings that were dropped because they belong to the old method.
+
+    Settings of another framework are kept if both frameworks have them with the same type, such as `temperature`. Of another detector the
+    settings in `ANY_DETECTOR` are kept. A method with the same framework and detector keeps all settings.
+
+    Example:
+        >>> config = TrainConfig.of({"method": "moco+ifnd", "framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}})
+        >>> with_method(config, "moco")[1]
+        ['detector.every', 'detector.start_epoch']
+        >>> with_method(config, "simclr+fnc")[1]
+        ['framework.queue_size', 'detector.every']
+    """
+    old, new = parse(config.method), parse(name)
+    framework, detector, options = config.framework, config.detector, config.views.options
+    if new.framework != old.framework:
+        before, after = framework_arguments(old), framework_arguments(new)
+        same = [key for key in framework if key not in before or (key in after and after[key].annotation == before[key].annotation)]
+        framework = {key: framework[key] for key in same if (key, framework[key]) != ("queue_size", 0)}  # 0: no queue
+        needed = FRAMEWORKS[old.framework].view_options
+        options = {key: value for key, value in options.items() if key not in needed}
+    if new.detector != old.detector:
+        detector = {key: value for key, value in detector.items() if key in ANY_DETECTOR and new.detector is not None}
+    document = config.model_dump(mode="json") | {"method": name, "framework": framework, "detector": detector}
+    document["views"] |= {"options": options}
+    kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
+    had = flat({"framework": config.framework, "detector": config.detector, "views": {"options": config.views.options}})
+    return TrainConfig.of(document), [key for key in had if key not in kept]

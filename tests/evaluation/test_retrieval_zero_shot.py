@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.errors import UsageError
+from kinfolk.evaluation.retrieval import class_embeddings, embedder, read_lines, zero_shot
+
+WORDS = {"dog": 0, "big cat": 1, "car": 2}
+
+
+def embed(texts: list[str]) -> Tensor:
+    """A vector for the class a sentence names, and a little for how it is said."""
+    rows = [torch.eye(5)[next(place for word, place in WORDS.items() if word in text)] for text in texts]
+    extra = [torch.eye(5)[3 + text.startswith("a photo")] for text in texts]
+    return F.normalize(torch.stack(rows) + 0.5 * torch.stack(extra), dim=1)
+
+
+def test_a_class_is_the_mean_of_its_sentences() -> None:
+    classes = class_embeddings(embed, ["dog", "big_cat", "car"], ["a photo of a {}.", "{}"])
+    expected = F.normalize((embed(["a photo of a big cat."]) + embed(["big cat"])) / 2, dim=1)
+    torch.testing.assert_close(classes[1], expected[0])
+    labels = torch.tensor([0, 1, 2, 1, -1])
+    images = F.normalize(torch.eye(5)[torch.tensor([0, 1, 2, 0, 0])], dim=1)
+    assert zero_shot(images, labels, classes, (1, 2)) == pytest.approx({1: 0.75, 2: 0.875})
+
+
+def test_alike_embeddings_come_to_chance() -> None:
+    assert zero_shot(torch.ones(8, 2), torch.arange(8) % 4, torch.ones(4, 2), (1, 2)) == pytest.approx({1: 0.25, 2: 0.5})
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="names of the classes"):
+        class_embeddings(embed, [])
+    with pytest.raises(UsageError, match="does not contain"):
+        class_embeddings(embed, ["dog"], ["a photo"])
+    with pytest.raises(UsageError, match="at least one template"):
+        class_embeddings(embed, ["dog"], [])
+    with pytest.raises(UsageError, match="names for 2 classes"):
+        zero_shot(torch.eye(3), torch.arange(3), torch.eye(3)[:2])
+    with pytest.raises(UsageError, match="no labels"):
+        zero_shot(torch.eye(2), torch.tensor([-1, -1]), torch.eye(2))
+    (tmp_path / "names.txt").write_text("dog\n\n big cat \n")
+    assert read_lines(tmp_path / "names.txt") == ["dog", "big cat"]
+    (tmp_path / "empty.txt").write_text("\n")
+    for name in ("empty.txt", "gone.txt"):
+        with pytest.raises(UsageError, match=name):
+            read_lines(tmp_path / name)
+
+
+def test_embedder_goes_by_batches() -> None:
+    sizes = []
+
+    def tower(tokens: Tensor) -> Tensor:
+        sizes.append(len(tokens))
+        return tokens.float()
+
+    made = embedder(tower, lambda texts: torch.tensor([[len(text)] for text in texts]), batch_size=2)
+    assert made(["a", "bb", "ccc"]).tolist() == [[1.0], [2.0], [3.0]]
+    assert sizes == [2, 1]

@@ -1,0 +1,137 @@
+"""A whole training step on an accelerator: what the training module adds to framework and views neither waits nor launches much."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from kinfolk.frameworks.registry import Context, build, parse
+from kinfolk.training.loader import BatchLoader
+from kinfolk.training.metrics_log import MetricsLog
+from kinfolk.training.module import NonFiniteLossError, TrainingModule
+from kinfolk.training.progress import ProgressBar
+from kinfolk.training.run_folder import Run
+from tests.pretended.device import AVAILABLE, CUDA, LOG, on_device, pretended
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+N, B, D = 64, 16, 8
+
+
+@pytest.fixture(autouse=True)
+def device_without_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning and torch.Generator want to see a real device."""
+    monkeypatch.setattr(TrainingModule, "device", property(lambda self: CUDA))
+    monkeypatch.setattr("kinfolk.training.module.generator", lambda *key, device: torch.Generator())
+
+
+class Data:
+    """Only the number of samples matters here."""
+
+    num_train = N
+    stream = None
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def ready_views(pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
+    """The batch already holds the views (B, V, D): making them is measured elsewhere."""
+    return pixels.transpose(0, 1)
+
+
+def module() -> TrainingModule:
+    torch.manual_seed(0)
+    method = parse("sogclr+glofnd")
+    framework = build(method, nn.Identity(), nn.Linear(D, D, bias=False), Context(N), {"temperature": 0.3}, {"alpha": 0.2})
+    framework.set_eval_labels(torch.arange(N) % 4)
+    views: Any = ready_views
+    return TrainingModule(
+        framework, Data(), views, lambda *_: None, method="sogclr+glofnd", batch_size=B, epochs=2, seed=0, channels_last=False
+    )
+
+
+def batch(step: int) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(step)
+    pixels, ids = torch.randn(B, 2, D, generator=draw), torch.randperm(N, generator=draw)[:B]
+    return {"pixels": on_device(pixels), "aspect": on_device(torch.ones(B)), "ids": on_device(ids), "epoch": 0, "step": step}
+
+
+def test_a_training_step_waits_for_nothing() -> None:
+    trained = module()
+    with pretended():
+        trained.to("cuda")
+        for step in range(2):
+            given = batch(step)
+            LOG.reset()
+            trained.training_step(given, step).backward()
+            assert not LOG.waits
+
+
+def test_the_module_itself_launches_little() -> None:
+    trained = module()
+    with pretended():
+        trained.to("cuda")
+        given = batch(0)
+        views, ids = given["pixels"].transpose(0, 1), given["ids"]
+        trained.training_step(given, 0)
+        LOG.reset()
+        trained.framework(views, ids)
+        without = LOG.launches
+        LOG.reset()
+        trained.training_step(given, 0)
+        assert LOG.launches - without <= 8
+
+
+def test_logging_and_progress_bar_do_not_wait_in_every_step(tmp_path: Path) -> None:
+    trained, log = module(), MetricsLog(Run(tmp_path), [], log_every=10)
+    bar = ProgressBar(Console(file=io.StringIO(), force_terminal=True), log, epochs=1)
+    progress = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0))))
+    trainer: Any = SimpleNamespace(
+        accumulate_grad_batches=1,
+        global_step=1,
+        loggers=[],
+        current_epoch=0,
+        num_training_batches=4,
+        is_global_zero=True,
+        fit_loop=progress,
+    )
+    with pretended():
+        trained.to("cuda")
+        loss = trained.training_step(batch(0), 0).detach()
+        for callback in (log, bar):
+            callback.on_train_start(trainer, trained)
+        waits, launches = [], []
+        for step in range(3):
+            LOG.reset()
+            for callback in (log, bar):
+                callback.on_train_batch_end(trainer, trained, {"loss": loss}, None, step)
+            waits.append(sum(LOG.waits.values()))
+            launches.append(LOG.launches)
+        bar.on_train_end(trainer, trained)
+    assert waits[1:] == [0, 0], "the first loss is shown at once, the next ones after a while"
+    assert launches[1] <= 8
+
+
+def test_a_loss_that_is_not_finite_is_found_at_the_next_check() -> None:
+    trained = module()
+    with pretended():
+        trained.to("cuda")
+        trained.training_step(batch(0), 0)
+        trained.require_finite_losses()
+        broken = batch(1)
+        broken["pixels"] = broken["pixels"] * torch.nan
+        trained.training_step(broken, 1)
+        trained.training_step(batch(2), 2)
+        trained.loader = BatchLoader(Data(), B, 0)
+        with pytest.raises(NonFiniteLossError, match=r"not finite at step 0 \(epoch 1, batch 2\)"):
+            trained.require_finite_losses()

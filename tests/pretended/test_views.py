@@ -1,0 +1,61 @@
+"""Views on an accelerator: the values of a CPU, few launches, and the host never waits for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.augmentation.views import Views
+from tests.pretended.device import AVAILABLE, LOG, on_device, pretended
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def pixels_of(num: int, height: int, width: int) -> Tensor:
+    return torch.randint(0, 256, (num, height, width, 3), dtype=torch.uint8, generator=seeded())
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "height", "width", "size", "most"),
+    [
+        ("simclr", {}, 32, 32, 32, 100),
+        ("sogclr", {}, 32, 24, 96, 135),  # two axes of different lengths, and blur
+        ("simclr", {}, 80, 80, 96, 110),  # from this size on a CPU works image by image
+        ("byol", {}, 32, 32, 96, 120),
+        ("byol", {"space": "lab"}, 32, 32, 32, 130),
+        ("moco", {"kernel": (0.1, 0.3)}, 32, 32, 96, 190),  # kernels that differ: view by view
+    ],
+)
+def test_two_views_never_wait(preset: str, settings: dict[str, Any], height: int, width: int, size: int, most: int) -> None:
+    views, pixels, aspect = Views(preset, size, **settings), pixels_of(12, height, width), torch.linspace(0.5, 2, 12)
+    expected = views(pixels, seeded(), aspect=aspect)
+    with pretended():
+        moved, moved_aspect = on_device(pixels), on_device(aspect)
+        views(moved, seeded(), aspect=moved_aspect)  # constants are copied to the device once
+        LOG.reset()
+        found: Any = views(moved, seeded(), aspect=moved_aspect)
+        assert not LOG.waits, LOG.waits
+        assert LOG.launches <= most, LOG.operations
+    assert found.held.is_contiguous()
+    # a CPU resizes large images to whole bytes, which colours can stretch
+    far = (found.held - expected).abs() > (0.1 if height >= 64 else 1e-3)
+    assert far.float().mean() < 1e-3  # solarising inverts a value at the threshold or not
+
+
+def test_evaluation_never_waits() -> None:
+    views, pixels = Views("simclr", 48, space="lab"), pixels_of(5, 40, 40)
+    with pretended():
+        moved = on_device(pixels)
+        views.evaluate(moved)
+        LOG.reset()
+        found: Any = views.evaluate(moved)
+        assert not LOG.waits, LOG.waits
+        assert LOG.launches <= 70, LOG.operations
+    torch.testing.assert_close(found.held, views.evaluate(pixels), atol=1e-4, rtol=1e-4)
