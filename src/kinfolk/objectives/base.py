@@ -301,9 +301,10 @@ class Objective(nn.Module, ABC):
 
     def _flush_losses(self) -> None:
         """Hands the detector the losses since the last time; on an accelerator this waits for the device, so it is done once in a while."""
-        losses, self._losses = self._losses, []
-        for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
-            self.detector.on_metric("loss", value)
+        losses, self._losses, detector = self._losses, [], self.detector
+        if losses and detector is not None:
+            for value in torch.stack(losses).tolist():
+                detector.on_metric("loss", value)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""
