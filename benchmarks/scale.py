@@ -65,8 +65,8 @@ def held() -> list[Held]:
 
     import kinfolk as kf
     from kinfolk.clustering.labels import ClusterLabels
-    from kinfolk.detectors.boundaries import Boundaries
     from kinfolk.detectors.ifnd import usual_clusters
+    from kinfolk.detectors.ring_learned import Boundaries
     from kinfolk.stores import Bank, Queue
     from kinfolk.stores.per_sample import Collected
 

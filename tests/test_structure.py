@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import graphlib
 import importlib
 import pkgutil
 import re
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": set(),
     "frameworks": {"objectives", "detectors", "detectors.base", "contrast", "clustering", "models", *ENGINE},
     "embedding": {"data", "distributed", "seeding"},
-    "cnce": {"cli", "seeding"},
+    "cnce": {"cli", "data", "seeding"},
     "evaluation": {
         "embedding",
         "frameworks",
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "lars",
     },
     "training": {
+        "plugins",
         "lars",
         "embedding",
         "evaluation",
@@ -77,9 +79,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": {"embedding", "report", "training", "data", "models"},
     "comparing": {"report", "training"},
     "exporting": {"models"},
-    "api": {"training", "report"},
+    "sweeping": {"api", "comparing", "data", "evaluation", "training"},
+    "plugins": {"detectors", "detectors.base", "frameworks"},
+    "api": {"training", "report", "evaluation", "embedding", "data", "detectors.base"},
     "cli": {
         "api",
+        "sweeping",
         "cnce",
         "embedding",
         "auditing",
@@ -142,7 +147,7 @@ def module_of(path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("name", [path.relative_to(SOURCE).as_posix() for path in python_files()])
 def test_imports_point_one_way(name: str) -> None:
     if name in ("__init__.py", "__main__.py"):
-        pytest.skip("the doors to the package see all of it")
+        pytest.skip("the entry points of the package import all of it")
     module, package = module_of(SOURCE / name)
     assert part_of(module) in MAY_IMPORT, f"{module} belongs to no part that MAY_IMPORT knows"
     wrong = forbidden((SOURCE / name).read_text(encoding="utf-8"), module, package)
@@ -168,6 +173,32 @@ def test_a_wrong_import_is_seen(source: str, module: str) -> None:
 def test_right_imports_pass() -> None:
     source = "from kinfolk.detectors.base import Found\nfrom kinfolk.errors import KinfolkError\nfrom .base import Objective\nimport torch"
     assert not forbidden(source, "kinfolk.objectives.new", "kinfolk.objectives")
+
+
+def dependencies(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The modules that each module imports when it is imported or run; imports for type checking do not count."""
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        tree = ast.parse(source)
+        checking = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+        ignored = {id(node) for block in checking for node in ast.walk(block)}
+        found[module] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and id(node) not in ignored:
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                found[module] |= {name if name in sources else node.module for name in names} & set(sources)
+    return found
+
+
+def test_no_cycle_of_imports() -> None:
+    sources = {module_of(path)[0]: path.read_text(encoding="utf-8") for path in python_files()}
+    graphlib.TopologicalSorter(dependencies(sources)).prepare()  # raises CycleError with the modules of a cycle
+
+
+def test_a_cycle_is_seen() -> None:
+    sources = {"kinfolk.a": "from kinfolk.b import f", "kinfolk.b": "def f():\n    from kinfolk import a"}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(dependencies(sources)).prepare()
 
 
 def test_no_grab_bag() -> None:

@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfolk.api import embed as embed
+    from kinfolk.api import evaluate as evaluate
+    from kinfolk.api import load as load
     from kinfolk.api import train as train
     from kinfolk.auditing import audit as audit
     from kinfolk.comparing import compare as compare
@@ -33,7 +36,10 @@ if TYPE_CHECKING:
     from kinfolk.objectives import SigLIPLoss as SigLIPLoss
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
+    from kinfolk.plugins import register_detector as register_detector
+    from kinfolk.plugins import register_framework as register_framework
     from kinfolk.stats import Stats as Stats
+    from kinfolk.sweeping import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -65,7 +71,13 @@ _MODULE_OF = {
     "Teacher": "kinfolk.detectors",
     "audit": "kinfolk.auditing",
     "compare": "kinfolk.comparing",
+    "embed": "kinfolk.api",
+    "evaluate": "kinfolk.api",
     "export": "kinfolk.exporting",
+    "load": "kinfolk.api",
+    "register_detector": "kinfolk.plugins",
+    "register_framework": "kinfolk.plugins",
+    "sweep": "kinfolk.sweeping",
     "train": "kinfolk.api",
 }
 

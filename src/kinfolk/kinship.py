@@ -195,11 +195,13 @@ def weigh(
     t = temperature.unsqueeze(1) if isinstance(temperature, Tensor) and temperature.ndim else temperature
     removes = roles.kin is not None and policy.removes(roles.kin.graded)
     kin, cut_R = roles.kin, None
+    chosen: tuple[Tensor | None, Tensor | None]
     if removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not _looks(sim_RC):
         cut_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
-        kin_RC, drop_RC, short = above(sim_RC, cut_R), None, False
+        chosen, short = (above(sim_RC, cut_R), None), False
     else:
-        (kin_RC, drop_RC), short = select(sim_RC, roles), removes
+        chosen, short = select(sim_RC, roles), removes
+    kin_RC, drop_RC = chosen
     weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
     if drop_RC is not None:
         weight_R = None if weight_R is None else weight_R - drop_RC.sum(1)

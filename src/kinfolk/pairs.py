@@ -140,7 +140,7 @@ class Block:
         return self.per_row(self.ids)
 
     @property
-    def num_negatives_R(self) -> Tensor:
+    def num_negatives_R(self) -> Tensor:  # noqa: N802
         """(R,) int64, the number of negatives of each row."""
         return self.per_row(self.num_negatives_b).long()
 

@@ -140,7 +140,7 @@ def test_concentrated_features_in_small_batches_stay_near_alpha(init: str) -> No
 
 
 def test_a_drift_of_all_similarities_is_followed() -> None:
-    """The tail shrinks by 3 % with each visit, and the mean stays: each sample learns it from the whole batch, not from its own count alone."""
+    """The tail shrinks by 3 % with each visit, and the mean stays: each sample learns it from the whole batch."""
     detector = GloFND(400, 0.005, init="quantile")
     drawn(detector, 20, 100, 0.0, 0.1)
     g, shares = torch.Generator().manual_seed(1), []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import Ring
-from kinfolk.detectors.ring_shape import drawn, index
+from kinfolk.detectors.ring import drawn, index
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXent, SogCLR
 from kinfolk.pairs import Block, Pairs

@@ -206,7 +206,7 @@ def test_every_variant_lives(framework: str, variant: str) -> None:
     detector, arguments = VARIANTS[variant]
     name = f"{framework}+{detector}"
     if (framework, variant) in REFUSED:
-        with pytest.raises(ValueError, match="must go by the projected embeddings"):
+        with pytest.raises(ValueError, match="must use projected embeddings"):
             made(name, detector_args=arguments)
         return
     epochs = list(life(made(name, detector_args=arguments)))

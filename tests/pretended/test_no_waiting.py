@@ -28,6 +28,7 @@ from kinfolk.detectors import (
     Teacher,
 )
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
+from kinfolk.objectives.base import READ_EVERY
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
@@ -140,3 +141,54 @@ def test_a_broken_step_leaves_no_trace() -> None:
         after = loss_fn.state_dict()
     assert before
     assert all(torch.equal(value, after[name].held) for name, value in before.items())
+
+
+LAUNCHES = {
+    "NTXent": (40, lambda: NTXent(temperature=0.1), False),
+    "NTXent + GloFND": (88, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "SogCLR + GloFND": (115, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "with labels": (148, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_step_is_launched_in_few_operations(case: str) -> None:
+    """Forward and backward, in eager mode, after a first step."""
+    most, make, labelled = LAUNCHES[case]
+    loss_fn = make()
+    if labelled:
+        loss_fn.set_eval_labels(torch.arange(N) % 4)
+    with pretended():
+        loss_fn.to("cuda")
+        for step in range(2):
+            one, other, ids = (on_device(x, requires_grad=x.is_floating_point()) for x in batch(step))
+            LOG.reset()
+            loss_fn(one, other, ids).backward()
+            if labelled:
+                assert loss_fn.stats
+        assert not LOG.waits
+        assert LOG.launches <= most, LOG.operations
+
+
+def test_the_loss_of_an_annealed_ring_is_read_once_in_a_while() -> None:
+    detector = Ring(0.3, 0.8, anneal="loss", anneal_epochs=1)
+    loss_fn = NTXent(temperature=0.3, detector=detector)
+    with pretended():
+        loss_fn.to("cuda")
+        for step in range(2 * READ_EVERY):
+            loss_fn.set_progress(step // READ_EVERY, 2)
+            one, other, ids = (on_device(x) for x in batch(step))
+            LOG.reset()
+            loss_fn(one, other, ids)
+            assert bool(LOG.waits) == (step % READ_EVERY == READ_EVERY - 1)
+    assert int(detector.anneal.counted[1]) == READ_EVERY
+    assert detector.lower > 0
+
+
+def test_the_temperature_is_read_once_in_a_while() -> None:
+    loss_fn = FastCLIP(num_samples=N, temperature=0.02)
+    with pretended():
+        loss_fn.to("cuda")
+        LOG.reset()
+        assert [round(loss_fn.temperature_lr_factor, 2) for _ in range(READ_EVERY)] == [0.33] * READ_EVERY
+        assert sum(LOG.waits.values()) == 1

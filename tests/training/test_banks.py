@@ -95,7 +95,7 @@ def test_the_exported_model_is_enough(whole: dict[str, Run], pictures: Path) -> 
     ("setting", "words"),
     [
         ({"views.options": {"space": "rgb"}}, r"`views\.options\.space` \(='rgb'\) must be 'lab' for cmc"),
-        ({"model.name": "torchvision/resnet18", "model.width": None}, "'torchvision/resnet18' takes pictures of 3 channels"),
+        ({"model.name": "torchvision/resnet18", "model.width": None}, "'torchvision/resnet18' takes images of 3 channels"),
     ],
 )
 def test_what_cannot_be_split_is_refused(tmp_path: Path, pictures: Path, setting: dict[str, Any], words: str) -> None:

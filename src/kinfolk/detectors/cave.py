@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.members import members, refreshed_by
+from kinfolk.detectors.shared_labels import members, refreshed_by
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 

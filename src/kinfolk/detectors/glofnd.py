@@ -23,8 +23,8 @@ from kinfolk.stores import PerSample
 class GloFND(Detector):
     """Kin are the candidates more similar than the sample's learned threshold λ, the (1 − α) quantile over the whole data set.
 
-    Each visit of a sample moves its λ by what its negatives show (the rules are in `thresholds.py`). With "adam" and "sgd" kin are s > λ with
-    the **new** λ, as in the paper. A λ of 1 flags nothing.
+    Each visit of a sample moves its λ by what its negatives show (the rules are in `thresholds.py`). With "adam" and "sgd" kin are s > λ
+    with the **new** λ, as in the paper. A λ of 1 flags nothing.
 
     "tracking" counts how many negatives are above λ and moves it in units of their mean excess, so that neither the mean nor the scale of
     the similarities matters. λ moves with the mean of the sample's similarities, and with a drift that all samples of a batch share. It
@@ -43,8 +43,8 @@ class GloFND(Detector):
             second. "tracking" learns from the first visit on; "one" only means that the first visit flags nothing.
         shared: one λ for all samples (the ablation "single λ"), learned from the whole batch at once and used from the next batch on.
 
-    State: per sample λ and the rule's own: β (`tail`) and one plus the mean similarity (`location`); or the number of visits, m and v. A sample without negatives
-    is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part of the state.
+    State: per sample λ and the rule's own: β (`tail`) and one plus the mean similarity (`location`); or the number of visits, m and v. A
+    sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part of the state.
 
     Deviates from the paper in: the default rule (Adam's constant step keeps a threshold from settling); Adam's bias correction, which
     counts the sample's own updates (the published code counts epochs).
@@ -168,7 +168,7 @@ class GloFND(Detector):
         sim_bM, n_b = block.per_sample, block.num_per_sample
         if self.rule.name == "tracking":
             visit = thresholds.visited(sim_bM, n_b, state_bF, shared=True)
-            noted = (visit.level, visit.share, visit.excess, visit.location)
+            noted: tuple[Tensor, ...] = (visit.level, visit.share, visit.excess, visit.location)
         else:
             noted = thresholds.above(sim_bM, n_b, state_bF[:, 0])
             if self.rule.init == "quantile":

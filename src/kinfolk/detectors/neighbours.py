@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.detectors.members import members, refreshed_by
+from kinfolk.detectors.shared_labels import members, refreshed_by
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 

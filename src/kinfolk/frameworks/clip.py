@@ -148,8 +148,8 @@ class FastCLIPFramework(ImageText):
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
         temperature_lr: learning rate of the temperature, outside the schedule. A third of it is used below a temperature of 0.03.
-        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient, detector, action,
-            min_negatives, kin_weight, block_rows: see `FastCLIP`.
+        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient: see `FastCLIP`.
+        detector, action, min_negatives, kin_weight, block_rows: see `FastCLIP`.
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"

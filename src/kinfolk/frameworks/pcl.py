@@ -248,7 +248,7 @@ class PCL(Framework):
         if number is None:
             return proto_nce(anchors, levels)
         draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # equal on all ranks and after a resume
-        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device) for _, phi, _ in levels]
+        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device, non_blocking=True) for _, phi, _ in levels]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)

@@ -65,8 +65,7 @@ class Method:
 @dataclass(frozen=True)
 class Context:
     """What a method needs besides encoder and head: the number of training samples, their (N,) labels if there are any, and the text
-    encoder with its head if samples have text, the keys of the samples, and the second head, on which kin are attracted, if there is
-    one."""
+    encoder with its head if samples have text, the keys of the samples, and the second head for attracted kin, if there is one."""
 
     num_samples: int
     labels: Tensor | None = None
@@ -121,10 +120,11 @@ def build(
     context: Context,
     framework_args: Mapping[str, Any] | None = None,
     detector_args: Mapping[str, Any] | None = None,
+    detector: Detector | None = None,
 ) -> Framework:
-    """Builds the framework with its objective and detector."""
+    """Builds the framework with its objective and detector. `detector`: an object to use instead of the one that `method` names."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
-    detector = build_detector(method, context, detector_args or {})
+    detector = build_detector(method, context, detector_args or {}) if detector is None else detector
     _require_guide(method, detector)
     given = _from_context(FRAMEWORKS[method.framework], context, method)
     return kind(encoder, head, detector=detector, action=method.action, **given, **(framework_args or {}))

@@ -21,8 +21,8 @@ class SimCLR(TaughtBatch):
 
     Args:
         encoder, head: see `Framework`.
-        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows, positive_in_denominator, rescale_kept, prior,
-            hardness, decoupled: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows: see `NTXent`.
+        positive_in_denominator, rescale_kept, prior, hardness, decoupled: see `NTXent`.
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV 2021): the loss is the sum of the plain one
             on the first head, which the detector goes by, and of the one with attraction on the second, so that wrong kin do not spoil the
             embedding they are found by. None: there is one head for both.

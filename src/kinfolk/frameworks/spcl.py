@@ -26,8 +26,8 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXent
 from kinfolk.objectives.base import Shared
-from kinfolk.objectives.metric import SiameseMetric
 from kinfolk.objectives.prototype import PrototypeCrossEntropy
+from kinfolk.objectives.siamese import SiameseMetric
 from kinfolk.pairs import integer_ids
 
 Source = Literal["clusters", "labels"]

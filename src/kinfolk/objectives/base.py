@@ -39,6 +39,9 @@ def with_detector(shared: Shared, detector: Detector | None) -> Shared:
     return {**shared, "detector": detector}
 
 
+READ_EVERY = 32
+"""Steps after which the host reads what it needs from an accelerator; on a CPU, it reads it at every step."""
+
 USUAL: Shared = {
     "detector": None,
     "action": "eliminate",
@@ -120,6 +123,7 @@ class Objective(nn.Module, ABC):
             self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
         self.labelled = False  # whether all labels are known
+        self._losses: list[Tensor] = []
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
         self.groups: Tensor | None
@@ -205,6 +209,8 @@ class Objective(nn.Module, ABC):
         """Tells schedules and warm-ups where the training is; `epoch` counts from 0. Called before every step with a fractional epoch
         (`epoch + step / num_steps`), schedules that move by the step do so; called once an epoch, they move once an epoch."""
         if self.detector is not None:
+            if int(epoch) != self.detector.epoch:
+                self._flush_losses()
             self.detector.set_progress(int(epoch), num_epochs)
             if "epoch" in self.detector.wanted_metrics:
                 self.detector.on_metric("epoch", epoch)
@@ -284,12 +290,20 @@ class Objective(nn.Module, ABC):
             if sizes is None and distributed.world_size() > 1:
                 torch.distributed.all_reduce(mean)
                 mean /= distributed.world_size()
-            detector.on_metric("loss", float(mean))
+            self._losses.append(mean)
+            if mean.device.type == "cpu" or len(self._losses) >= READ_EVERY:
+                self._flush_losses()
         if detector.collects:
             rows = pairs.anchors if pairs.collected is None else pairs.collected
             each = len(rows) // max(len(pairs.ids), 1)
             ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))
             detector.collect(ids, rows.flatten(0, 1), sound)
+
+    def _flush_losses(self) -> None:
+        """Hands the detector the losses since the last time; on an accelerator this waits for the device, so it is done once in a while."""
+        losses, self._losses = self._losses, []
+        for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
+            self.detector.on_metric("loss", value)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""

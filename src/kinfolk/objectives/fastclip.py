@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Shared, call, with_detector
+from kinfolk.objectives.base import READ_EVERY, Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.moving_average import check_decay, cosine_gamma
@@ -104,6 +104,7 @@ class FastCLIP(Bimodal[RobustContrast]):
         super().__init__(make, shared.get("detector"), learned if individual_lr is None else None)
         self.num_samples, self.gamma, self.decay_epochs = num_samples, gamma, check_decay(decay_epochs)
         self.temperature_gradient = temperature_gradient
+        self._calls, self._factor = 0, 1.0
         self.set_progress(0, 1)
 
     @property
@@ -115,8 +116,12 @@ class FastCLIP(Bimodal[RobustContrast]):
 
     @property
     def temperature_lr_factor(self) -> float:
-        """1, or a third while t < 0.03."""
-        return _SLOW if self.temperature < _SLOW_BELOW else 1.0
+        """1, or a third while t < 0.03. On an accelerator t is looked at once in `READ_EVERY` calls, because looking stops the step."""
+        on_cpu = all(parameter.device.type == "cpu" for parameter in (*self.temperature_parameters(), self.image.store.rows))
+        if on_cpu or self._calls % READ_EVERY == 0:
+            self._factor = _SLOW if self.temperature < _SLOW_BELOW else 1.0
+        self._calls += 1
+        return self._factor
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)

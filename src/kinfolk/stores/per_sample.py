@@ -139,7 +139,7 @@ class PerSample(Exact):
         check_ids(ids, self.num_samples)
         if skips(sound):
             return
-        valid_bF = values_bF == values_bF
+        valid_bF = values_bF == values_bF  # NaN is not equal to itself
         if sound is not None and sound.device.type != "cpu":
             valid_bF = valid_bF & sound
         values_bF = torch.where(valid_bF, values_bF.to(self.rows.dtype), self.rows[ids])

@@ -1,9 +1,9 @@
 """Views: the augmented versions of a batch of images that contrastive learning compares, made as tensors on the training device.
 
 The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur, solarise, normalise. Crop, flip and blur
-take two matrix products, all colours and the normalisation one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the result
-is converted to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one after the other in parts that
-fit its cache, and crops and blurs large images one by one with the same weights, which is faster there.
+take two matrix products, all colours and the normalisation one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the
+result is converted to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one after the other in
+parts that fit its cache, and crops and blurs large images one by one with the same weights, which is faster there.
 
 Parameters and probabilities are torchvision's. The result approximates torchvision's in three places:
 

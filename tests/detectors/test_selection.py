@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk.detectors import order
+from kinfolk.detectors import selection as order
 
 
 def check(sim: Tensor, place: Tensor) -> None:

@@ -38,5 +38,5 @@ def test_both_towers_and_foreign_modules() -> None:
 def test_without_a_map() -> None:
     with pytest.raises(UsageError, match="Flatten has no average pooling"):
         FeatureMap(nn.Flatten())
-    with pytest.raises(UsageError, match="gives no feature map"):
+    with pytest.raises(UsageError, match="returns no feature map"):
         FeatureMap(adapt(nn.Flatten()))(X)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.objectives.metric import Partners, SiameseMetric, draw_partners, siamese_metric
+from kinfolk.objectives.siamese import Partners, SiameseMetric, draw_partners, siamese_metric
 from tests.ranks import spawn
 from tests.reference import spcl as slow
 

@@ -145,3 +145,20 @@ def test_unknown_kind(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_bytes(b"")
     with pytest.raises(UsageError, match=r"must be a folder, .npz"):
         open_source(tmp_path / "a.xyz")
+
+
+def test_paths_that_do_not_exist_and_files_that_are_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(UsageError, match=r"there is no file or folder `.*photo`; did you mean `.*photos`\?"):
+        open_source(tmp_path / "photo")
+    with pytest.raises(UsageError, match=r"the folder `.*gone` does not exist either"):
+        open_source(tmp_path / "gone" / "photos")
+    with pytest.raises(UsageError, match="there is no file or folder `mnist`; download it"):
+        open_source("mnist")
+    for name, message in (("a.zip", "is an archive; unpack it"), ("a.JPG", "is a single image; give the folder")):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(UsageError, match=message):
+            open_source(tmp_path / name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(KinfolkError, match=r"photos` contains no images"):
+        open_source("~/photos")

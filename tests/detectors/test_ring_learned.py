@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import Ring
-from kinfolk.detectors.boundaries import Boundaries, visited
+from kinfolk.detectors.ring_learned import Boundaries, visited
 from kinfolk.kinship import Interval
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import Block

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.order import sampled
+from kinfolk.detectors.selection import sampled
 from kinfolk.detectors.thresholds import State
 from kinfolk.kinship import others
 from kinfolk.pairs import Block

@@ -121,3 +121,19 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
         read_record(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"no config\.yaml"):
         read_record(tmp_path)
+
+
+def test_sections_without_effect_are_not_shown() -> None:
+    config = {"method": "simclr", "text": {"context": 32}, "knn": {"every": 1}, "optimizer": {"lr": 0.1}, "detector": {}}
+    assert [name for name, _ in words.configuration(config)] == ["run", "knn", "optimizer"]
+    assert [name for name, _ in words.configuration(config, labelled=False)] == ["run", "optimizer"]
+    assert [name for name, _ in words.configuration({**config, "method": "clip"})] == ["run", "text", "knn", "optimizer"]
+
+
+def test_an_unlabelled_run_has_no_figures_of_labels(tmp_path: Path) -> None:
+    record = read_record(make_run(tmp_path / "run", data=images()))
+    assert not record.labelled
+    names = [name for name, _, _ in words.tiles(record)]
+    assert "kNN accuracy" not in names
+    assert "Detection F1" not in names
+    assert read_record(make_run(tmp_path / "labelled", data=images(classes=["a", "b"]))).labelled

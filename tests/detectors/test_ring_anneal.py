@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.detectors import Ring, StartAt
-from kinfolk.detectors.anneal import Anneal, Policy
+from kinfolk.detectors.ring import Anneal, Policy
 from kinfolk.objectives import NTXent
 
 

@@ -83,7 +83,7 @@ def test_cifar100_is_built_in() -> None:
     [
         ("dog,mammal\n", "must begin with a line that names its two columns"),
         ("", "must begin with a line"),
-        ("child,parent\n", "holds no line below its header"),
+        ("child,parent\n", "has no line below its header"),
         ("child,parent\na,b\nb,c\nc,a\n", "goes in a circle: a → b → c → a"),
         ("child,parent\na,a\n", "goes in a circle: a → a"),
         ("child,parent\na,x\nb,y\n", r"has 2 roots \('x', 'y'\); add a line"),

@@ -60,21 +60,21 @@ def test_towers_of_the_user_s_own_are_filled(tmp_path: Path) -> None:
 
     encoder, x = own(), torch.randn(2, 3, 8, 8)
     save_encoder(encoder, tmp_path)
-    with pytest.raises(KinfolkError, match="does not say how its encoder is built"):
+    with pytest.raises(KinfolkError, match="does not describe its encoder"):
         load_encoder(tmp_path)
     assert torch.equal(load_encoder(tmp_path, own())[0](x), encoder(x))
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'torchvision/resnet18' takes pictures of 3 channels, not of `in_channels` \(=1\)"):
+    with pytest.raises(UsageError, match=r"'torchvision/resnet18' takes images of 3 channels, not of `in_channels` \(=1\)"):
         build_encoder("torchvision/resnet18", in_channels=1)
-    with pytest.raises(UsageError, match="'timm/resnet18' takes pictures of 3 channels"):
+    with pytest.raises(UsageError, match="'timm/resnet18' takes images of 3 channels"):
         build_encoder("timm/resnet18", in_channels=2)
     with pytest.raises(ValueError, match=r"`in_channels` \(=0\) must be at least 1"):
         build_encoder("resnet10", in_channels=0)
     with pytest.raises(ValueError, match="must name a number for each of the 1 encoders"):
         SplitEncoder([build_encoder("resnet10")], (1, 2))
-    with pytest.raises(ValueError, match=r"the pictures \(=4 channels\) must have 3"):
+    with pytest.raises(ValueError, match=r"the images \(=4 channels\) must have 3"):
         split_encoder()(torch.zeros(1, 4, 8, 8))
     with pytest.raises(ValueError, match="must name a number for each of the 1 heads"):
         SplitHead([nn.Linear(2, 2)], (1, 1))

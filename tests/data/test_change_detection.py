@@ -57,11 +57,11 @@ def test_changes_are_named(root: Path) -> None:
     path.write_bytes(content[:-1] + b"!")
     refuses(data, root, r"sample 1 \(cats/b.png\) has the same size as before but other content")
     path.unlink()
-    refuses(data, root, r"sample 1 \(cats/b.png\) is missing now")
+    refuses(data, root, r"sample 1 \(cats/b.png\) is now missing")
     path.write_bytes(content)
     check_unchanged(data.samples, open_source(root), data.quarantine)
     save(root / "cats" / "aa.png", noise(8, 8))
-    refuses(data, root, "cats/aa.png was not there before and is sample 1 now")
+    refuses(data, root, "cats/aa.png was not there before and is now sample 1")
     (root / "cats" / "aa.png").unlink()
     (root / "dogs" / "c.png").rename(root / "a.png")
     refuses(data, root, r"sample 0 \(cats/a.png\) .*|a.png was not there before.*")
@@ -79,7 +79,7 @@ def test_labels(root: Path) -> None:
     check_unchanged(data.samples, open_source(root, labels_from_folders=True), data.quarantine)
     refuses(data, root, r"the classes were \['cats', 'dogs'\], are now None")
     x = np.zeros((3, 8, 8), np.uint8)
-    refuses(prepared(x, labels=[0, 1, 2]), x, r"sample 2 \(train/2\) had label 2, has now 0", labels=[0, 1, 0])
+    refuses(prepared(x, labels=[0, 1, 2]), x, r"sample 2 \(train/2\) had label 2, now has 0", labels=[0, 1, 0])
 
 
 def test_reordered_table(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_reordered_table(tmp_path: Path) -> None:
     table.write_text("image,caption\nb.png,y\na.png,x\n")
     refuses(data, table, "the order has changed: sample 0 was a.png, is now b.png")
     table.write_text("image,caption\na.png,x\nb.png,z\n")
-    refuses(data, table, r"sample 1 \(b.png\) had caption 'y', has now 'z'")
+    refuses(data, table, r"sample 1 \(b.png\) had caption 'y', now has 'z'")
 
 
 def test_rows_of_an_array(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_rows_of_an_array(tmp_path: Path) -> None:
     y = x.copy()
     y[3, 0, 0, 0] ^= 1
     refuses(data, y, r"sample 3 \(train/3\) has the same size as before but other content")
-    refuses(data, x[:4], r"sample 4 \(train/4\) is missing now")
+    refuses(data, x[:4], r"sample 4 \(train/4\) is now missing")
     refuses(data, x[:, :6], r"sample 0 \(train/0\) was 192 bytes, is now 144")
     np.savez(tmp_path / "a.npz", images=x)
     stored = prepared(tmp_path / "a.npz")

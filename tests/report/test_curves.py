@@ -30,6 +30,18 @@ def test_the_levels_of_a_hierarchy_have_a_panel() -> None:
     assert panel.description == "Conforming: 90.0% in epoch 1; Clustered: 50.0% in epoch 1; Largest: 10.0% in epoch 1"
 
 
+@pytest.mark.parametrize(("last", "step"), [(1, 1), (3, 1), (7, 1), (12, 2), (100, 17)])
+def test_the_axis_of_epochs_has_whole_numbers(last: int, step: int) -> None:
+    (panel,) = curve_panels([{"epoch": epoch, "loss": 1.0} for epoch in range(1, last + 1)])
+    axis = panel.figure["layout"]["xaxis"]
+    assert (axis["tickmode"], axis["tick0"], axis["dtick"]) == ("linear", 1, step)
+
+
+def test_without_labels_there_are_no_panels_of_labels() -> None:
+    panels = [panel.id for panel in curve_panels(metrics(), labelled=False)]
+    assert panels == ["loss", "flagged", "similarity", "lr", "speed", "cost"]
+
+
 def test_what_the_run_has_not_is_left_out() -> None:
     rows = [{"epoch": 1, "loss": 2.0, "knn": math.nan}, {"epoch": 2, "loss": math.inf}, {"epoch": 3, "loss": 1.0}]
     (panel,) = curve_panels(rows)
