@@ -2,19 +2,25 @@
 
     .venv/bin/python benchmarks/study.py STUDY.yaml --data FILE.npz [--limit 8000] [--seeds 0 1 2] [--only METHOD …] [--out runs/study]
     .venv/bin/python benchmarks/study.py STUDY.yaml --data TRAIN.csv --test TEST.csv …
-    .venv/bin/python benchmarks/study.py STUDY.yaml --data-dir FOLDER [--stage NAME …] [--hours 2] [--list]
+    .venv/bin/python benchmarks/study.py STUDY.yaml --data-dir FOLDER [--stage NAME …] [--hours 2] [--beside 2] [--list]
 
 A study is a document: a recipe to start from, settings for all, and for each method what differs, a recipe of its own included. Every
 run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
 
 A document with `datasets` and `stages` is a queue: it runs stage by stage, in the order of the document, seed by seed, data set by data
 set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, and the version of the code);
-a run that was stopped leaves none. `--hours` starts no further run after that time. `--list` shows what is done and what is to do.
+a run that was stopped leaves none. `--hours` starts no further run after that time, `--beside` makes several runs at a time (with
+OMP_NUM_THREADS=1 two single-threaded runs do more than one with two threads). `--list` shows what is done and what is to do.
 
     datasets: {cifar100: {file: cifar100.npz, limit: 8000, settings: {…}}}     files in --data-dir; settings of this data set
+    datasets: {tuning: {file: gtsrb.npz, held_out: 0.2, by: track_train}}      tested on a part of the training images, whole groups of `by`
     stages: [{name: screening, datasets: […], methods: […], seeds: [0]}]       each part may be left out: all of them, seed 0
     methods: {NAME: {labels: track_train}}                  the oracle goes by this array of the file, not by the classes
     methods: {NAME: {labels: {precision: 0.5, recall: 0.3}}}    or by the classes, corrupted to about these
+    methods: {NAME: {files: {pairs: near}}}                 `detector.pairs` is the file that the data set names `near` under its `files`
+
+    probes: {100: 0.001, 10: 0.01, 1: 0.1}      in the place of `protocol`: kNN, and the linear probe on these percent of the labels with
+                                                this ℓ2 strength, not chosen anew for each run; seconds instead of minutes
 
 With `protocol: retrieval`, of methods that learn from captions, the figures are recalls in both directions.
 The base of `framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one
@@ -26,10 +32,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +58,67 @@ CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP s
 RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
 
 
-def limited(data: Path, limit: int | None, out: Path) -> Path:
-    """The array file, cut to its first `limit` training images."""
-    if limit is None:
+def limited(data: Path, limit: int | None, out: Path, held_out: float = 0, by: str = "y_train") -> Path:
+    """The array file, cut to its first `limit` training images; with `held_out` that share of them stands in the place of the test images:
+    every so many-th group of `by`, or of each class every so many-th image."""
+    if limit is None and not held_out:
         return data
-    cut = out / f"{data.stem}-{limit}.npz"
+    cut = out / "-".join([data.stem, *([str(limit)] if limit else []), *(["held-out"] if held_out else [])])
+    cut = cut.with_suffix(".npz")
     if not cut.exists():
         with np.load(data) as arrays:
             kept = {name: array[:limit] if name.endswith("_train") else array for name, array in arrays.items()}
+        if held_out:
+            groups, every = kept[by], round(1 / held_out)
+            turn = groups if by != "y_train" else np.array([(groups[:place] == own).sum() for place, own in enumerate(groups)])
+            apart = turn % every == 0
+            parts = {name: array for name, array in kept.items() if name.endswith("_train")}
+            kept |= {name.replace("_train", "_test"): array[apart] for name, array in parts.items()}
+            kept |= {name: array[~apart] for name, array in parts.items()}
         out.mkdir(parents=True, exist_ok=True)
         np.savez(cut.with_suffix(".partial.npz"), **kept)
         cut.with_suffix(".partial.npz").replace(cut)
     return cut
+
+
+def forked(target: Callable[..., object], *given: object) -> None:
+    """Calls the function in a process of its own: a fork, which has the imports behind it."""
+    import kinfolk.cli.run_protocols
+    import kinfolk.training.train  # noqa: F401  the heavy ones
+
+    process = multiprocessing.get_context("fork").Process(target=target, args=given)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise subprocess.CalledProcessError(process.exitcode, [str(word) for word in given])
+
+
+def command(*words: object) -> None:
+    """`kinfolk WORDS`."""
+    from kinfolk.cli import main
+
+    forked(main, [str(word) for word in words])
+
+
+def probed(folder: Path, data: Path, strengths: dict[float, float], draws: int = 3) -> None:
+    """kNN and linear probes of a run, written where `kinfolk eval` writes. `strengths`: percent of the labels → ℓ2 penalty."""
+    from kinfolk.embedding import divide, take_parts
+    from kinfolk.evaluation.linear import linear_probe
+    from kinfolk.evaluation.protocols import run_knn, write_result
+    from kinfolk.evaluation.semi_supervised import label_subset
+    from kinfolk.training.load_run import open_run
+
+    opened = open_run(folder)
+    images = opened.data(str(data))
+    parts = take_parts(images, opened.features(images))
+    write_result(folder, "knn", run_knn(parts, k=20, temperature=0.1))
+    used, found = divide(parts, 0, "the linear probe"), []
+    for percent, strength in strengths.items():
+        drawn = [label_subset(used.train_y, percent / 100, draw) for draw in range(1 if percent == 100 else draws)]
+        each = [linear_probe(used.train_x[some], used.train_y[some], used.test_x, used.test_y, strengths=[strength]) for some in drawn]
+        found.append({"fraction": percent / 100, "strength": strength, "accuracy": statistics.fmean(one.accuracy for one in each)})
+    write_result(folder, "linear", {**found[0], "measured_on": used.measured_on})
+    write_result(folder, "semi", {"fractions": found[1:], "draws": draws, "measured_on": used.measured_on})
 
 
 def settings(tree: dict[str, Any]) -> list[str]:
@@ -77,9 +134,18 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> Record:
-    """Trains and evaluates where that is not done yet; what the run says of itself. `measure`: protocols, then more of `kinfolk eval`."""
-    kinfolk = [sys.executable, "-m", "kinfolk"]
+def run(
+    folder: Path,
+    recipe: str,
+    name: str,
+    change: dict[str, Any],
+    data: Path,
+    seed: int,
+    measure: list[str],
+    probes: dict[float, float] | None = None,
+) -> Record:
+    """Trains and evaluates where that is not done yet; what the run says of itself. `measure`: protocols, then more of `kinfolk eval`;
+    with `probes` see `probed` instead."""
     results, (protocols, *more) = folder / "eval", measure
     names = protocols.split(",")
     if not (results / f"{names[-1]}.json").exists():
@@ -87,10 +153,13 @@ def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path
         sets = [part for text in settings(change) for part in ("--set", text)]
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
         print(f"· {folder.name}", flush=True)
-        subprocess.run([*kinfolk, "train", "--data", data, "--out", folder, "--seed", str(seed), "--no-report", *how], check=True)
+        command("train", "--data", data, "--out", folder, "--seed", seed, "--no-report", *how)
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
-        subprocess.run([*kinfolk, "eval", folder, "--protocol", protocols, *more, *at_depth], check=True)
+        if probes is None:
+            command("eval", folder, "--protocol", protocols, *more, *at_depth)
+        else:
+            forked(probed, folder, data, probes)
     return read_record(folder)
 
 
@@ -100,27 +169,66 @@ def settings_of(study: dict[str, Any], method: str, dataset: str | None = None) 
     return merged(merged(study.get("settings", {}), of_data), study["methods"][method] or {})
 
 
-def run_queue(study: dict[str, Any], data_dir: Path, out: Path, results: Results, todo: list[Job], hours: float | None) -> None:
+def run_queue(
+    study: dict[str, Any], data_dir: Path, out: Path, results: Results, todo: list[Job], hours: float | None, beside: int = 1
+) -> None:
     """Works through the jobs that have no record yet. A run that fails is named and left for the next time; the queue goes on."""
-    began, made_with, failed = time.monotonic(), version(), list[str]()
-    protocols, *more = str(study.get("protocol", "knn,linear")).split()
-    for place, job in enumerate(todo, 1):
-        if hours is not None and time.monotonic() - began > 3600 * hours:
-            break
-        described = study["datasets"][job.dataset]
-        data = limited(data_dir / described["file"], described.get("limit"), out)
-        change = settings_of(study, job.method, job.dataset)
-        if (labels := change.pop("labels", None)) is not None:
-            change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
-        print(f"[{place}/{len(todo)}] {job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)
-        try:
-            record = run(out / job.folder, study["recipe"], job.method, change, data, job.seed, [protocols, "--data", str(data), *more])
-        except subprocess.CalledProcessError as error:
-            failed.append(f"{job.dataset} {job.method} {job.seed} (exit {error.returncode})")
-            continue
-        results.add(job, figures_of(record), record.epochs, made_with)
+    made_with, failed = version(), list[str]()
+    for job, outcome in _outcomes(study, data_dir, out, todo, hours, beside):
+        if isinstance(outcome, subprocess.CalledProcessError):
+            failed.append(f"{job.dataset} {job.method} {job.seed} (exit {outcome.returncode})")
+        else:
+            results.add(job, figures_of(outcome), outcome.epochs, made_with)
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))
+
+
+Outcome = Record | subprocess.CalledProcessError
+
+
+def _outcomes(
+    study: dict[str, Any], data_dir: Path, out: Path, todo: list[Job], hours: float | None, beside: int
+) -> Iterator[tuple[Job, Outcome]]:
+    """Each job with what its run says of itself, or why there is none, as they finish."""
+    began = time.monotonic()
+
+    def late() -> bool:
+        return hours is not None and time.monotonic() - began > 3600 * hours
+
+    if beside == 1:
+        yield from ((job, _outcome(*_prepared(study, data_dir, out, job))) for job in todo if not late())
+        return
+    waiting, running = list(reversed(todo)), dict[Future[Outcome], Job]()
+    with ProcessPoolExecutor(beside, multiprocessing.get_context("fork")) as pool:
+        while running or (waiting and not late()):
+            while waiting and len(running) < beside and not late():
+                job = waiting.pop()
+                running[pool.submit(_outcome, *_prepared(study, data_dir, out, job))] = job
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(done), done.result()
+
+
+def _prepared(study: dict[str, Any], data_dir: Path, out: Path, job: Job) -> tuple[Any, ...]:
+    """The arguments of `run`; the files it needs are there."""
+    protocols, *more = str(study.get("protocol", "knn,linear,semi" if "probes" in study else "knn,linear")).split()
+    described = study["datasets"][job.dataset]
+    held_out = {key: described[key] for key in ("held_out", "by") if key in described}
+    data = limited(data_dir / described["file"], described.get("limit"), out, **held_out)
+    change = settings_of(study, job.method, job.dataset)
+    named = {key: str(data_dir / described["files"][name]) for key, name in change.pop("files", {}).items()}
+    change = merged(change, {"detector": named}) if named else change
+    if (labels := change.pop("labels", None)) is not None:
+        change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
+    print(f"{job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)
+    measure = [protocols, "--data", str(data), *more]
+    return out / job.folder, study["recipe"], job.method, change, data, job.seed, measure, study.get("probes")
+
+
+def _outcome(*prepared: Any) -> Outcome:
+    try:
+        return run(*prepared)
+    except subprocess.CalledProcessError as error:
+        return error
 
 
 def labels_file(labels: str | dict[str, float], data: Path, out: Path, seed: int) -> Path:
@@ -187,6 +295,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder of the array files of a document with `datasets`")
     parser.add_argument("--stage", nargs="+", help="only these stages of the document")
     parser.add_argument("--hours", type=float, help="start no further run after that time")
+    parser.add_argument("--beside", type=int, default=1, help="runs at a time")
     parser.add_argument("--list", action="store_true", help="show what is done and what is to do, and run nothing")
     parser.add_argument("--results", type=Path, help="file of the results; benchmarks/results/STUDY.json unless given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -225,7 +334,7 @@ def queue(options: argparse.Namespace, study: dict[str, Any]) -> None:
     elif options.data_dir is None:
         raise SystemExit("--data-dir is needed: the folder of the array files that the document names")
     else:
-        run_queue(study, options.data_dir, options.out / options.study.stem, results, todo, options.hours)
+        run_queue(study, options.data_dir, options.out / options.study.stem, results, todo, options.hours, options.beside)
     for dataset in study["datasets"]:
         if rows := results.figures(dataset):
             print(f"\n{dataset}; percent\n\n{table(rows, study.get('base'))}")

@@ -100,11 +100,11 @@ class Results:
 
 def version() -> str:
     """The commit the code was made from, marked where files differ from it; the release where there is no repository."""
-    from kinfolk import __version__
+    import kinfolk
 
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    command = ["git", "-C", str(Path(kinfolk.__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"{__version__} {found.stdout.strip()}".strip()
+    return f"{kinfolk.__version__} {found.stdout.strip()}".strip()
 
 
 def corrupted(labels: np.ndarray, precision: float, recall: float, seed: int = 0) -> np.ndarray:

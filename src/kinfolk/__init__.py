@@ -6,19 +6,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfolk.api import embed as embed
+    from kinfolk.api import evaluate as evaluate
+    from kinfolk.api import load as load
     from kinfolk.api import train as train
     from kinfolk.auditing import audit as audit
     from kinfolk.comparing import compare as compare
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
+    from kinfolk.detectors import Components as Components
     from kinfolk.detectors import GloFND as GloFND
+    from kinfolk.detectors import Graded as Graded
+    from kinfolk.detectors import Guide as Guide
     from kinfolk.detectors import Hierarchy as Hierarchy
     from kinfolk.detectors import Known as Known
     from kinfolk.detectors import Neighbours as Neighbours
     from kinfolk.detectors import Oracle as Oracle
     from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.detectors import Teacher as Teacher
     from kinfolk.exporting import export as export
     from kinfolk.objectives import BimodalSogCLR as BimodalSogCLR
     from kinfolk.objectives import CLIPLoss as CLIPLoss
@@ -26,9 +33,13 @@ if TYPE_CHECKING:
     from kinfolk.objectives import LocalAggregation as LocalAggregation
     from kinfolk.objectives import NTXent as NTXent
     from kinfolk.objectives import RelativeContrast as RelativeContrast
+    from kinfolk.objectives import SigLIPLoss as SigLIPLoss
     from kinfolk.objectives import SogCLR as SogCLR
     from kinfolk.pairs import Pairs as Pairs
+    from kinfolk.plugins import register_detector as register_detector
+    from kinfolk.plugins import register_framework as register_framework
     from kinfolk.stats import Stats as Stats
+    from kinfolk.sweeping import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -37,9 +48,12 @@ _MODULE_OF = {
     "BimodalSogCLR": "kinfolk.objectives",
     "CLIPLoss": "kinfolk.objectives",
     "Cave": "kinfolk.detectors",
+    "Components": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
     "FastCLIP": "kinfolk.objectives",
     "GloFND": "kinfolk.detectors",
+    "Graded": "kinfolk.detectors",
+    "Guide": "kinfolk.detectors",
     "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",
     "Known": "kinfolk.detectors",
@@ -50,12 +64,20 @@ _MODULE_OF = {
     "Pairs": "kinfolk.pairs",
     "RelativeContrast": "kinfolk.objectives",
     "Ring": "kinfolk.detectors",
+    "SigLIPLoss": "kinfolk.objectives",
     "SogCLR": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
+    "Teacher": "kinfolk.detectors",
     "audit": "kinfolk.auditing",
     "compare": "kinfolk.comparing",
+    "embed": "kinfolk.api",
+    "evaluate": "kinfolk.api",
     "export": "kinfolk.exporting",
+    "load": "kinfolk.api",
+    "register_detector": "kinfolk.plugins",
+    "register_framework": "kinfolk.plugins",
+    "sweep": "kinfolk.sweeping",
     "train": "kinfolk.api",
 }
 

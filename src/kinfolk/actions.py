@@ -17,6 +17,7 @@ class Policy:
     drops for another reason is its own affair.
     `attracted_stay`: whether attracted kin stay in the denominator (InfoNCE, SupCon) or leave it (SogCLR).
     `pools_kin`: whether attracted kin are summed inside the logarithm (Local Aggregation).
+    `hardness`: β, by which similar negatives weigh more in the denominator (`kinship.hardened`).
     """
 
     action: Action
@@ -24,9 +25,11 @@ class Policy:
     min_negatives: int
     attracted_stay: bool
     pools_kin: bool = False
+    hardness: float = 0.0
 
     def removes(self, graded: bool) -> bool:
-        """Whether kin leave the denominator. `graded`: whether they have degrees, which then are the weights of "reweight"."""
+        """Whether kin leave the denominator altogether. `graded`: whether they have degrees, by which they then leave it with "reweight",
+        and with "attract" where attracted kin do not stay."""
         if self.action == "reweight":
             return self.kin_weight == 0 and not graded
-        return self.action == "eliminate" or not self.attracted_stay
+        return self.action == "eliminate" or not (self.attracted_stay or graded)

@@ -208,7 +208,9 @@ class Contrast:
                 sim_bVC.masked_fill_(own_bC.unsqueeze(1), LEFT_OUT)
                 own_b = own_bC.sum(1, dtype=sim_RC.dtype) if counted else None
             number_b = sim_RC.new_empty(0) if own_b is None else num_candidates - own_b  # not counted where nothing reads it
-            block = Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, number_b, self.compile)
+            guide = None if pairs.guide is None else pairs.guide[samples if len(pairs.guide) == len(pairs.ids) else rows]
+            seen = self.compile, guide, pairs.candidate_guide, candidates_CD
+            block = Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, number_b, *seen)
             yield rows, block, partial(_negatives, key_b, keys_C, views) if own_b is None else partial(torch.mul, number_b, views)
 
 

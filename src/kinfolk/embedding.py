@@ -1,21 +1,10 @@
-"""Images normalised by the mean and deviation of the data they come from.
+"""Features of a whole data set, and their division into parts that train and test a classifier.
 
-Ring paper, section 5, on transfer: "we compute mean and variance from a training split to normalize input images, which we found important
-for generalization to new visual domains".
+`embed` computes features in data order, in evaluation mode, without augmentation or gradient; `embed_in_parts` shares the work among ranks.
+`own_normalisation` follows the Ring paper, section 5, on transfer: "we compute mean and variance from a training split to normalize input
+images, which we found important for generalization to new visual domains".
 
-Dimension key: N samples, B batch, C = 3 channels, S pixels of a side.
-
-Which samples train a classifier and which test it.
-
-Dimension key: N training samples, M test samples, F features, K labels.
-
-Features of a whole data set: in data order, in evaluation mode, without augmentation or gradient.
-
-Dimension key: N samples, B batch, F features.
-
-Features of all training samples for the methods that cluster them: in data-set order, in parts over ranks, the same on every rank.
-
-Dimension key: N samples, F features.
+Dimension key: N samples, B batch, C = 3 channels, S pixels of a side, F features, K labels.
 """
 
 from __future__ import annotations
@@ -42,106 +31,8 @@ if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
 
 
-def own_normalisation(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
-    """The same views, but normalised by mean and standard deviation of the channels over the samples `ids`, as `evaluate` shows them.
-
-    A channel that never changes keeps its deviation of 1.
-    """
-    plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
-    number, sum_C, square_C = 0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
-        x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
-        number += x_BCSS.numel() // 3
-        sum_C += x_BCSS.sum((0, 2, 3))
-        square_C += x_BCSS.square().sum((0, 2, 3))
-    mean_C = sum_C / number
-    std_C = (square_C / number - mean_C.square()).clamp(min=0).sqrt()
-    std_C = std_C.where(std_C > 1e-6, 1.0)
-    return Views(**{**views.config(), "mean": mean_C.tolist(), "std": std_C.tolist()})
-
-
-HELD_OUT = 0.2
-"""Share of the samples a classifier is tested on where the data has no test split."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Labelled features, for training a classifier and for testing it; without a test split the latter is None.
-
-    Labels are classes (N,), or for samples with several of them (N, K).
-    """
-
-    train_ids: NDArray[np.int64]
-    train_x: NDArray[np.float32]
-    train_y: NDArray[np.int64]
-    test_ids: NDArray[np.int64] | None
-    test_x: NDArray[np.float32] | None
-    test_y: NDArray[np.int64] | None
-    test_split: str
-
-
-@dataclass(frozen=True)
-class Divided:
-    """The same with a test part in any case, and what to call it."""
-
-    train_ids: NDArray[np.int64]
-    train_x: NDArray[np.float32]
-    train_y: NDArray[np.int64]
-    test_ids: NDArray[np.int64]
-    test_x: NDArray[np.float32]
-    test_y: NDArray[np.int64]
-    measured_on: str
-
-
-def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None) -> Parts:
-    """Divides the features by split; an image that several samples of a part share counts once, as the first of them.
-
-    Args:
-        label_sets: (N, K), instead of the classes; see `read_label_sets`.
-    """
-    samples = images.samples
-    labels = samples.labels if label_sets is None else label_sets
-    labels = require_labels(labels)
-    splits = np.asarray(samples.splits)
-    known = np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1))
-    present = [split for split in TEST_SPLITS if (known & (splits == split)).any()]
-    train = known & (splits == "train")
-    if not present or not train.any():
-        ids = _once(images, known)
-        return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
-    ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
-    return Parts(ids, features_NF[ids], labels[ids], test_ids, features_NF[test_ids], labels[test_ids], present[0])
-
-
-def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    ids: NDArray[np.int64] = images.once(torch.from_numpy(np.flatnonzero(chosen))).numpy()
-    return ids
-
-
-def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The labels, where there are any."""
-    if labels is None or not (labels >= 0).any():
-        raise UsageError(
-            "the data has no labels to measure with; give labelled data, or --labels-from-folders if its folders are the classes"
-        )
-    return labels
-
-
-def divide(parts: Parts, seed: int, what: str) -> Divided:
-    """The parts as they are, or with a fifth of each class held out where there is no test split. `what` needs it, for the message."""
-    if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
-        train = parts.train_ids, parts.train_x, parts.train_y
-        return Divided(*train, parts.test_ids, parts.test_x, parts.test_y, f"{parts.test_split} split")
-    strata = parts.train_y if parts.train_y.ndim == 1 else np.zeros(len(parts.train_y), dtype=np.int64)
-    held = held_out_part(strata, HELD_OUT, seed)
-    if not held.any():
-        raise UsageError(f"{what} needs at least two samples of a class, or a test split")
-    kept, tested = ((parts.train_ids[part], parts.train_x[part], parts.train_y[part]) for part in (~held, held))
-    return Divided(*kept, *tested, f"{HELD_OUT:.0%} of {'each class' if parts.train_y.ndim == 1 else 'the samples'}, held out")
-
-
 class Images(Protocol):
-    """What is read of the data: `kinfolk.data.ImageData` and anything like it."""
+    """What `embed` needs from the data, e.g. `ImageData`."""
 
     def __len__(self) -> int: ...
     def pixels(self, ids: Tensor) -> Tensor:
@@ -152,19 +43,19 @@ class Images(Protocol):
 
 
 class Preparation(Protocol):
-    """What is needed of the views: `kinfolk.data.augmentation.views.Views` and anything like it."""
+    """What `embed` needs from the views, e.g. `Views`."""
 
     def evaluate(self, pixels: Tensor, aspect: Tensor | None = None) -> Tensor:
         """(B, 3, size, size), normalised, without randomness."""
 
 
 Tracker = Callable[[range], Iterable[int]]
-"""Shows how far a loop over a range has come."""
+"""Yields a range and shows the progress."""
 
 
 @runtime_checkable
 class Projecting(Protocol):
-    """A framework, as seen from here: features for evaluation, and projected embeddings."""
+    """What `embed` needs from a framework: features for evaluation, and projected embeddings."""
 
     def features(self, x: Tensor) -> Tensor: ...
     def embed(self, x: Tensor) -> Tensor: ...
@@ -184,18 +75,18 @@ def embed(
 ) -> Tensor:
     """(N, F) float32 on the CPU: the features of all samples in data order, or of `ids` in their order.
 
-    Every BatchNorm and dropout is in evaluation mode meanwhile; the mode of each part of the model is put back afterwards, also after an
-    error. Neither statistics nor random state change.
+    The model is in evaluation mode meanwhile; afterwards, also after an error, each of its modules has the mode it had. Neither statistics
+    nor random state change. The next batch is read, and on a GPU copied, while the current one is computed.
 
     Args:
         model: a framework, or a bare encoder that maps (B, 3, H, W) to (B, F).
-        data: pixels and aspects by id.
-        views: makes the model's input of them, by `evaluate`.
-        ids: which samples; None: all.
-        batch_size: samples at a time.
-        device: where the model is moved to; None: where it is.
-        autocast: computing type, e.g. `torch.bfloat16`; None: that of the weights.
-        progress: whether to show a bar, or what shows one.
+        data: pixels and aspect ratios by id.
+        views: its `evaluate` makes the model's input.
+        ids: the samples; None: all.
+        batch_size: number of samples at a time.
+        device: the model is moved there; None: its present device.
+        autocast: type of the computation, e.g. `torch.bfloat16`; None: that of the weights.
+        progress: whether to show a bar, or a function that shows one.
         projected: the framework's projected embeddings (unit norm) instead of the encoder's features.
     """
     if batch_size < 1:
@@ -203,7 +94,7 @@ def embed(
     ids = torch.arange(len(data)) if ids is None else ids.cpu()
     if len(ids) == 0:
         raise KinfolkError("There are no samples to embed.")
-    forward = embedding(model, projected)
+    forward = embedding_function(model, projected)
     if device is None:
         device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     else:
@@ -238,7 +129,7 @@ def embed(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """`model` in evaluation mode inside the block; afterwards every part is in the mode it had, also after an error."""
+    """Puts `model` in evaluation mode; afterwards, also after an error, every module has the mode it had."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         yield model.eval()
@@ -247,8 +138,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
             part.training = training
 
 
-def embedding(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
-    """What embeds a batch of images: a framework's projected embeddings or its features, or the bare encoder itself."""
+def embedding_function(model: nn.Module, projected: bool) -> Callable[[Tensor], Tensor]:
+    """The function that embeds a batch of images: a framework's `embed` or `features`, or the bare encoder itself."""
     # Some networks (VGG) have a submodule called `features`; only a model with both methods is a framework.
     if isinstance(model, Projecting) and not isinstance(model.features, nn.Module):
         return model.embed if projected else model.features
@@ -279,10 +170,10 @@ def embed_in_parts(
     progress: bool | Tracker = False,
     projected: bool = False,
 ) -> Tensor:
-    """(N, F) float32 on the CPU: the features of the samples 0 to N − 1, of which every rank computes one stretch.
+    """(N, F) float32 on the CPU: the features of the samples 0 to N − 1, the same on every rank; each rank computes one part.
 
-    Every rank has counted its own running statistics of BatchNorm since the last step; those of rank zero, which are in the checkpoint,
-    are taken by all, as the next step would have it. Other arguments: see `embed`.
+    Since the last step every rank has its own running statistics of BatchNorm. All ranks use those of rank zero, which are in the
+    checkpoint and which the next step would use too. For the other arguments see `embed`.
     """
     world = distributed.world_size()
     if world == 1:
@@ -298,7 +189,7 @@ def embed_in_parts(
 
 
 def share_statistics(model: nn.Module) -> None:
-    """All ranks take rank zero's running statistics of BatchNorm; of one process nothing changes."""
+    """Copies rank zero's running statistics of BatchNorm to all ranks."""
     if distributed.world_size() == 1:
         return
     for part in model.modules():
@@ -307,8 +198,108 @@ def share_statistics(model: nn.Module) -> None:
                 dist.broadcast(buffer, 0)
 
 
+def own_normalisation(data: Images, views: Views, ids: Tensor, *, batch_size: int = 512) -> Views:
+    """The same views, normalised by the mean and standard deviation of the channels over the evaluation images of the samples `ids`.
+
+    A constant channel gets a standard deviation of 1.
+    """
+    plain = Views(**{**views.config(), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+    number, sum_C, square_C = 0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for ids_B in ids.cpu().split(batch_size):  # type: ignore[no-untyped-call]
+        x_BCSS = plain.evaluate(data.pixels(ids_B), data.aspect(ids_B)).double()
+        number += x_BCSS.numel() // 3
+        sum_C += x_BCSS.sum((0, 2, 3))
+        square_C += x_BCSS.square().sum((0, 2, 3))
+    mean_C = sum_C / number
+    std_C = (square_C / number - mean_C.square()).clamp(min=0).sqrt()
+    std_C = std_C.where(std_C > 1e-6, 1.0)
+    return Views(**{**views.config(), "mean": mean_C.tolist(), "std": std_C.tolist()})
+
+
+# Parts that train and test a classifier
+
+HELD_OUT = 0.2
+"""Share of the samples that a classifier is tested on if the data has no test split."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Labelled features for training and for testing a classifier; the latter are None if there is no test split.
+
+    Labels are classes (N,), or (N, K) for samples with several labels.
+    """
+
+    train_ids: NDArray[np.int64]
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_ids: NDArray[np.int64] | None
+    test_x: NDArray[np.float32] | None
+    test_y: NDArray[np.int64] | None
+    test_split: str
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Labelled features for training and testing, and a description of the test part."""
+
+    train_ids: NDArray[np.int64]
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_ids: NDArray[np.int64]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int64]
+    measured_on: str
+
+
+def take_parts(images: ImageData, features_NF: NDArray[np.float32], label_sets: NDArray[np.int64] | None = None) -> Parts:
+    """Divides the features by split. An image that several samples of a part share counts once, as the first of them.
+
+    Args:
+        label_sets: (N, K) used instead of the classes; see `read_label_sets`.
+    """
+    samples = images.samples
+    labels = samples.labels if label_sets is None else label_sets
+    labels = require_labels(labels)
+    splits = np.asarray(samples.splits)
+    known = np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1))
+    present = [split for split in TEST_SPLITS if (known & (splits == split)).any()]
+    train = known & (splits == "train")
+    if not present or not train.any():
+        ids = _once(images, known)
+        return Parts(ids, features_NF[ids], labels[ids], None, None, None, "")
+    ids, test_ids = _once(images, train), _once(images, known & (splits == present[0]))
+    return Parts(ids, features_NF[ids], labels[ids], test_ids, features_NF[test_ids], labels[test_ids], present[0])
+
+
+def _once(images: ImageData, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    ids: NDArray[np.int64] = images.once(torch.from_numpy(np.flatnonzero(chosen))).numpy()
+    return ids
+
+
+def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The labels; raises if there are none."""
+    if labels is None or not (labels >= 0).any():
+        raise UsageError(
+            "the data has no labels to measure with; give labelled data, or --labels-from-folders if its folders are the classes"
+        )
+    return labels
+
+
+def divide(parts: Parts, seed: int, what: str) -> Divided:
+    """The parts, with a fifth of each class held out if there is no test split. `what` names the caller in errors."""
+    if parts.test_ids is not None and parts.test_x is not None and parts.test_y is not None:
+        train = parts.train_ids, parts.train_x, parts.train_y
+        return Divided(*train, parts.test_ids, parts.test_x, parts.test_y, f"{parts.test_split} split")
+    strata = parts.train_y if parts.train_y.ndim == 1 else np.zeros(len(parts.train_y), dtype=np.int64)
+    held = held_out_part(strata, HELD_OUT, seed)
+    if not held.any():
+        raise UsageError(f"{what} needs at least two samples of a class, or a test split")
+    kept, tested = ((parts.train_ids[part], parts.train_x[part], parts.train_y[part]) for part in (~held, held))
+    return Divided(*kept, *tested, f"{HELD_OUT:.0%} of {'each class' if parts.train_y.ndim == 1 else 'the samples'}, held out")
+
+
 def held_out_part(y: np.ndarray, share: float, seed: int, repeat: int = 0) -> np.ndarray:
-    """(N,) True for the samples held out: of each class with at least two samples `share`, rounded, at least one and never all."""
+    """(N,) True for held-out samples: a `share` of each class with at least two samples, rounded, at least one sample and never all."""
     key = ("linear-holdout", repeat) if repeat else ("linear-holdout",)
     order = torch.randperm(len(y), generator=generator(seed, *key)).numpy()
     held = np.zeros(len(y), dtype=bool)

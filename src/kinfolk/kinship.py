@@ -206,8 +206,10 @@ def weigh(
     if drop_RC is not None:
         weight_R = None if weight_R is None else weight_R - drop_RC.sum(1)
         sim_RC = plus(sim_RC, drop_RC, LEFT_OUT)
+    scaled_RC = sim_RC / t if policy.hardness else None
     if kin_RC is None:
-        return Weighed(*shares(divided(sim_RC, t)), weight_R=weight_R)
+        share_RC, lse_R = hardened(divided(sim_RC, t), scaled_RC, weight_R, policy.hardness)
+        return Weighed(share_RC, lse_R, weight_R=weight_R)
     assert roles.kin is not None
     flagged_R = kin_RC.sum(1)
     if short:
@@ -224,7 +226,7 @@ def weigh(
     if removes:
         weight_R = None if weight_R is None else weight_R - flagged_R
         logit_RC = divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
-    elif policy.action == "attract":
+    elif policy.action == "attract" and policy.attracted_stay:
         logit_RC = divided(sim_RC, t)
     elif roles.kin.graded:
         factor_RC = 1 - roles.kin.degree(sim_RC)
@@ -234,7 +236,7 @@ def weigh(
     else:
         weight_R = None if weight_R is None else (weight_R - flagged_R) + flagged_R * policy.kin_weight
         logit_RC = plus(divided(sim_RC, t), kin_RC, math.log(policy.kin_weight))
-    share_RC, lse_R = shares(logit_RC)
+    share_RC, lse_R = hardened(logit_RC, scaled_RC, weight_R, policy.hardness)
     return Weighed(share_RC, lse_R, flagged_R, weight_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
 
 
@@ -305,6 +307,23 @@ def shares(logit_RC: Tensor) -> tuple[Tensor, Tensor]:
         return exp_RC / sum_R.unsqueeze(1), top_R + sum_R.log()
     share_RC = torch.softmax(logit_RC, 1)
     return share_RC, top_R - share_RC.amax(1).log()
+
+
+def hardened(logit_RC: Tensor, scaled_RC: Tensor | None, weight_R: Tensor | None, hardness: float) -> tuple[Tensor, Tensor]:
+    """The shares and log-sum-exp of negatives that weigh more the more similar they are: Robinson et al., Contrastive Learning with Hard
+    Negative Samples, ICLR 2021, equation 4. With a hardness β of 0 they are those of `shares`.
+
+        lse_i = log( Σ_j w_ij h_ij exp(s_ij / t) ),   h_ij = exp(β s_ij / t) / mean_j exp(β s_ij / t),   the mean weighted by w
+        share_ij = t · ∂lse_i/∂s_ij = (1 + β) p_ij − β q_ij,   p, q: the softmaxes of (1 + β) s / t + log w and of β s / t + log w
+
+    `logit_RC` is s / t + log w, `scaled_RC` s / t. As in the published code, h is part of the gradient."""
+    if scaled_RC is None:
+        return shares(logit_RC)
+    assert weight_R is not None, "the mean over negatives needs their number"
+    hard_RC, hard_R = shares(logit_RC + hardness * scaled_RC)
+    soft_RC, soft_R = shares(logit_RC - (1 - hardness) * scaled_RC)
+    lse_R = torch.where(weight_R > 0, hard_R - soft_R + weight_R.log(), LEFT_OUT)
+    return (1 + hardness) * hard_RC - hardness * soft_RC, lse_R
 
 
 def plus(x_RC: Tensor, y_RC: Tensor, factor: float) -> Tensor:

@@ -52,8 +52,10 @@ class Pairs:
         collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
-        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds
-            the gradient of the positives to that of the anchors.
+        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds the
+            gradient of the positives to that of the anchors.
+        guide, candidate_guide: (B, G), or (A, G) of each anchor, and (C, G), unit norm, without gradient: samples and candidates in the
+            space of another model, such as a teacher or the other modality, for a detector that reads it.
     """
 
     anchors: Tensor
@@ -70,6 +72,8 @@ class Pairs:
     local_candidates: bool = False
     collected: Tensor | None = None
     twins: bool = False
+    guide: Tensor | None = None
+    candidate_guide: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("ids", "candidate_ids", "groups", "candidate_groups"):
@@ -95,6 +99,8 @@ class Pairs:
             raise ValueError("`candidates` must hold at least one row; fill a queue before the first loss is taken")
         if (self.groups is None) != (self.candidate_groups is None):
             raise ValueError("`groups` and `candidate_groups` must be given together")
+        if (self.guide is None) != (self.candidate_guide is None):
+            raise ValueError("`guide` and `candidate_guide` must be given together")
         if self.local_candidates and num_candidates != num_anchors:
             raise ValueError(f"`local_candidates` (={num_candidates}) must be as many as `anchors` (={num_anchors} rows)")
         if self.groups is not None and len(self.groups) != len(self.ids):
@@ -114,6 +120,8 @@ class Block:
         num_views: V.
         num_negatives_b: the number of candidates that are not the anchor's own, the same for all views of a sample.
         compiles: whether pure functions of the block should go through `torch.compile`.
+        guide_bG, guide_CG: see `Pairs.guide`.
+        candidates_CD: the embeddings that `sim_RC` compares the anchors with, if they are known.
     """
 
     sim_RC: Tensor
@@ -122,6 +130,9 @@ class Block:
     num_views: int
     num_negatives_b: Tensor
     compiles: bool = False
+    guide_bG: Tensor | None = None
+    guide_CG: Tensor | None = None
+    candidates_CD: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:

@@ -39,6 +39,6 @@ def generator(seed: int, *key: int | str, device: torch.device | str = "cpu") ->
 def kept_random_state() -> Iterator[None]:
     """Restores the global random state of torch at the end. The GPUs are included only if CUDA is in use: reading their state would
     initialise CUDA on all of them, and a process that has done so cannot fork."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         yield

@@ -226,3 +226,14 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
         kf.Known(90, str(out / "pairs.parquet"))
     assert not (out / "curve.csv").exists(), "an earlier audit's curve does not stay beside another's pairs"
     assert not list(out.glob("*.partial"))
+
+
+def test_keys_are_no_formulas_in_csv_files(tmp_path: Path) -> None:
+    import csv
+
+    x, _ = clustered(20)
+    out = kf.audit(x, 0.2, keys=["=1+1", "undecodable-\udce9.jpg", *(f"{i}.png" for i in range(18))]).save(tmp_path)
+    with (out / "pairs.csv").open(newline="") as file:
+        keys = {row["anchor_key"] for row in csv.DictReader(file)}
+    assert "=1+1" not in keys
+    assert "\\=1+1" in keys

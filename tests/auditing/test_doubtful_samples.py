@@ -21,6 +21,11 @@ def test_planted_label_errors_are_found_and_corrected() -> None:
     assert len(kf.audit(x, 0.05).mislabels) == 0
 
 
+def test_neighbours_that_rarely_agree_are_no_evidence() -> None:
+    x = np.random.default_rng(0).normal(size=(300, 8))
+    assert len(kf.audit(x, 0.05, np.random.default_rng(1).integers(0, 3, 300)).mislabels) == 0
+
+
 def test_planted_outliers_are_found() -> None:
     x, _ = clustered(400, dim=24, clusters=4)
     x[[7, 99]] = np.random.default_rng(5).normal(size=(2, 24)) * 3

@@ -87,3 +87,23 @@ def test_an_audit_that_flags_nothing_still_has_a_page(browser: Any, tmp_path: Pa
     opened = open_page(browser, found.save(tmp_path) / "audit.html")
     assert opened.complaints == []
     assert "none" in opened.page.locator("#count").inner_text()
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+def test_texts_are_shown_whole(browser: Any, tmp_path: Path, width: int) -> None:
+    data = images(classes=["cat", "dog", "fox"])
+    sentence = "A rather long sentence about a fox that is shown to its very last word, <b>without</b> dots. "
+    found = kf.audit(features(data), 0.1, texts=[f"{i}: {sentence * 2}" for i in range(80)], pairs=5)
+    opened = open_page(browser, found.save(tmp_path) / "audit.html", viewport={"width": width, "height": 900})
+    assert opened.complaints == []
+    quote = opened.page.locator("#cards .card .sample q").first
+    assert quote.inner_text().endswith("<b>without</b> dots.")
+    assert quote.evaluate("e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight + 1")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_verdict_is_at_the_top(browser: Any, tmp_path: Path) -> None:
+    page = open_page(browser, made(tmp_path, labels=["cat", "dog", "fox", "owl"] * 20)).page
+    text = page.locator("#verdict").inner_text()
+    assert "false negatives among 510 negatives" in text
+    assert "kinfolk " in page.locator("#verdict code").inner_text()

@@ -23,17 +23,18 @@ STUDIES = sorted((BENCHMARKS / "studies").glob("*.yaml"))
 TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
 
 
-def load() -> Any:
+def load(name: str) -> Any:
     sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("study", BENCHMARKS / "study.py")
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-study = load()
+study, study_figures = load("study"), load("study_figures")
 
 
 def configurations() -> list[Any]:
@@ -47,13 +48,17 @@ def configurations() -> list[Any]:
 
 
 @pytest.mark.parametrize(("document", "name", "dataset"), configurations())
-def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None) -> None:
+def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None, tmp_path: Path) -> None:
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     change = study.settings_of(document, name, dataset)
     change.pop("labels", None)
+    if "pairs" in change.pop("files", {}):
+        (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
+        change = study.merged(change, {"detector": {"pairs": str(tmp_path / "pairs.csv")}})
     method = study.method_of(name, change)
     config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
-    data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100)
+    keys = [str(number) for number in range(8000)]
+    data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys))
     framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
     assert config.method == method or config.method == method.removesuffix(":eliminate")
     assert framework.detectors or "+" not in method
@@ -138,6 +143,7 @@ def test_no_two_rows_are_the_same_training(path: Path) -> None:
     for name in document["methods"]:
         change = study.settings_of(document, name)
         labels = change.pop("labels", None)
+        change = study.merged(change, {"detector": files}) if (files := change.pop("files", {})) else change
         method = study.method_of(name, change)
         config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
         for part in (config.framework, config.detector):
@@ -231,7 +237,7 @@ def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(tmp_path: Path, mon
         np.savez(tmp_path / f"{name}.npz", x_train=np.zeros(4), y_train=np.array([0, 1, 0, 1]), x_test=np.zeros(1), y_test=np.zeros(1))
     given: list[dict[str, Any]] = []
 
-    def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str]) -> Any:
+    def run(folder: Path, recipe: str, name: str, change: dict[str, Any], data: Path, seed: int, measure: list[str], probes: Any) -> Any:
         given.append(change)
         if name == "late":
             raise subprocess.CalledProcessError(1, "kinfolk")
@@ -250,6 +256,69 @@ def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(tmp_path: Path, mon
     assert kept[0]["version"]
     corrupted = next(change for change in given if "detector" in change)
     assert len(np.load(corrupted["detector"]["labels_file"])) == 4
+
+
+def _fake_run(folder: Path, recipe: str, name: str, *rest: Any) -> Any:
+    if name == "late":
+        raise subprocess.CalledProcessError(3, "kinfolk")
+    return SimpleNamespace(epochs=[{"epoch": 0, "seconds": 1.0}], results=[{"protocol": "knn", "accuracy": 0.5}])
+
+
+def test_runs_beside_each_other_leave_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x_train=np.zeros(4), y_train=np.array([0, 1, 0, 1]), x_test=np.zeros(1), y_test=np.zeros(1))
+    monkeypatch.setattr(study, "run", _fake_run)
+    kept = []
+    for beside in (1, 2):
+        results = study.Results(tmp_path / f"{beside}.json")
+        with pytest.raises(SystemExit, match=r"b late 0 \(exit 3\)"):
+            study.run_queue(document(), tmp_path, tmp_path / "out", results, list(study.jobs(document())), None, beside)
+        kept.append(json.loads(results.path.read_text(encoding="utf-8")))
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 5
+
+
+def test_whole_groups_are_held_out(tmp_path: Path) -> None:
+    track = np.repeat(np.arange(10), 3)
+    np.savez(tmp_path / "a.npz", x_train=track, y_train=track % 2, track_train=track, x_test=np.zeros(1), y_test=np.zeros(1))
+    with np.load(study.limited(tmp_path / "a.npz", None, tmp_path / "out", 0.2, "track_train")) as cut:
+        assert sorted(set(cut["track_test"])) == [0, 5]
+        assert len(cut["x_train"]) == 24
+        assert not set(cut["track_train"]) & set(cut["track_test"])
+    with np.load(study.limited(tmp_path / "a.npz", 20, tmp_path / "out", 0.5)) as cut:
+        assert list(np.bincount(cut["y_test"])) == [6, 5], "every second of each class, the first one included"
+
+
+def _record(method: str, seed: int, knn: float, **more: float) -> dict[str, Any]:
+    figures = {"knn": knn, "linear": knn + 2, "semi 10 %": knn - 2, "semi 1 %": knn - 9, **more}
+    return {"dataset": "a", "method": method, "seed": seed, "figures": figures, "curves": {"precision": [None, 0.5]}}
+
+
+def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
+    kin = {"precision": 50.0, "recall": 10.0}
+    records = [
+        *(_record("simclr", seed, 30.0 + seed) for seed in range(4)),
+        *(_record("simclr+oracle:attract", seed, 50.0 + seed, precision=100.0, recall=100.0) for seed in range(4)),
+        *(_record("simclr+glofnd:attract", seed, 38.0 + seed + seed % 2, **kin) for seed in (0, 1)),
+        _record("simclr+oracle (p 0.5 r 0.1)", 2, 31.0, **kin),
+        _record("pcl", 3, 33.0),
+    ]
+    path = tmp_path / "gain.json"
+    path.write_text(json.dumps(records), encoding="utf-8")
+    rows = study_figures.read(path)["a"]
+    header, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in study_figures.table(rows).splitlines()]
+    found = {line[0].strip("`"): dict(zip(header, line, strict=True)) for line in lines}
+    assert list(found) == ["simclr", "simclr+oracle:attract", "simclr+glofnd:attract", "pcl"]
+    ours = found["simclr+glofnd:attract"]
+    assert ours["kNN against base"] == "+7.5", "38 and 40 against the mean of all four seeds"
+    assert ours["gap closed: kNN"] == "38 %"
+    assert ours["precision"] == "50.0"
+    assert found["pcl"]["kNN against base"] == "+1.5"
+    assert found["pcl"]["p"] == "–"
+    traces = study_figures.the_map(rows)["data"]
+    assert [len(trace["x"]) for trace in traces] == [1, 0, 1, 1]
+    assert traces[0]["text"] == ["−0.5"]
+    assert traces[3]["text"] == ["glofnd +7.5"]
 
 
 @pytest.mark.parametrize(("precision", "recall"), [(1.0, 0.1), (0.7, 0.7), (0.5, 1.0), (0.5, 0.1), (0.2, 0.2)])

@@ -91,6 +91,11 @@ def test_a_run_is_audited_and_its_pairs_train(tmp_path: Path, capsys: pytest.Cap
     assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "one", *quick) == 0
     assert run("audit", tmp_path / "one", "--out", tmp_path / "audit", "--alpha", "0.05") == 0
     assert "128 samples" in " ".join(capsys.readouterr().out.split()), "the training samples, not the test split"
+    assert run("embed", tmp_path / "one", "--out", tmp_path / "x.csv") == 0
+    assert (tmp_path / "x.csv").read_text().startswith('"key","split","label","f0"')
+    assert run("audit", tmp_path / "x.csv", "--out", tmp_path / "from-csv", "--alpha", "0.05") == 0
+    assert "Precision" in capsys.readouterr().out, "labels and keys are in the table"
+    assert "anchor_key" in (tmp_path / "from-csv" / "pairs.csv").read_text().splitlines()[0]
     known = ["--known-kin", str(tmp_path / "audit" / "pairs.parquet")]
     assert run("train", "--data", tmp_path / "x.npz", "--out", tmp_path / "two", "--method", "simclr", *known, *quick) == 2
     assert "--method simclr+known" in capsys.readouterr().err
@@ -99,4 +104,49 @@ def test_a_run_is_audited_and_its_pairs_train(tmp_path: Path, capsys: pytest.Cap
     np.savez(tmp_path / "few.npz", x_train=x[:64])
     capsys.readouterr()
     assert run("train", "--data", tmp_path / "few.npz", "--out", tmp_path / "three", "--method", "simclr+known", *known, *quick) == 2
-    assert "there are that many training samples" in " ".join(capsys.readouterr().err.split())
+    assert "has the pairs of 128 samples, but there are 64 training samples" in " ".join(capsys.readouterr().err.split())
+
+
+def image_folder(folder: Path, number: int = 24) -> Path:
+    rng = np.random.default_rng(0)
+    for i in range(number):
+        place = folder / "ab"[i % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 120, (6, 6, 3), dtype=np.uint8) + np.uint8(100 * (i % 2))
+        Image.fromarray(pixels).resize((120, 120), Image.Resampling.BICUBIC).save(place / f"{i:02}.png")
+    return folder
+
+
+def test_a_reordered_label_file_gives_the_same_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image_folder(tmp_path / "photos")
+    x = np.random.default_rng(1).normal(size=(24, 8))
+    np.save(tmp_path / "x.npy", x)
+    rows = [f"{name}/{i:02}.png,{i % 2}\n" for name in "ab" for i in range(24) if "ab"[i % 2] == name]
+    said = []
+    for number, ordered in enumerate((rows, rows[::-1])):
+        (tmp_path / "y.csv").write_text("file,label\n" + "".join(ordered))
+        out = tmp_path / f"out{number}"
+        assert (
+            run(
+                "audit", tmp_path / "x.npy", "--images", tmp_path / "photos", "--labels", tmp_path / "y.csv", "--out", out, "--alpha", "0.2"
+            )
+            == 0
+        )
+        said.append(next(line for line in capsys.readouterr().out.splitlines() if "Precision" in line))
+    assert said[0] == said[1]
+    assert "b/23.png" in (tmp_path / "out0" / "pairs.csv").read_text()
+
+
+def test_advise_trains_audits_and_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = image_folder(tmp_path / "photos", 32)
+    assert run("advise", photos, "--labels-from-folders", "--epochs", "1", "--out", tmp_path / "advice", "--alpha", "0.1") == 0
+    said = capsys.readouterr().out
+    text = " ".join(said.split())
+    assert "trained on these images by simclr for 1 epoch." in text
+    assert "false negatives among 510 negatives" in text
+    assert "Advice: " in text
+    (command,) = [line for line in said.splitlines() if line.startswith("Next: ")]
+    assert str(photos) in command
+    assert (tmp_path / "advice" / "encoder" / "model.safetensors").is_file()
+    assert run("advise", photos, "--out", tmp_path / "advice") == 2
+    assert "choose another folder with --out, or replace the audit with --overwrite" in " ".join(capsys.readouterr().err.split())

@@ -28,15 +28,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [60, 80, 240])
 def test_the_table_fits_the_screen(width: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert run("compare", runs) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    assert (sum(line.split()[:1] == ["method"] for line in lines) == 1) == (width == 200)
+    assert (sum(line.split()[:1] == ["method"] for line in lines) == 1) == (width == 240)
     text = "\n".join(lines)
-    for shown in ("54.5 ± 0.7", "+3.5", "35 %", "0.045", "s / epoch"):
+    for shown in ("54.5 ± 0.7", "+3.5", "35 %", "0.090", "not significant", "s / epoch"):
         assert shown in text
     assert "Mean ± standard deviation over 2 seeds" in text
     assert "…" not in text
@@ -48,18 +48,20 @@ def test_tables_as_files(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     head, _, _, glofnd, _ = out.read_text(encoding="utf-8").splitlines()
     assert (head, glofnd) == ("| method | linear | gain |", "| simclr+glofnd | 54.5 ± 0.7 | +3.5 |")
     assert run("compare", runs, "--out", out) == 2
-    assert "exists; give another --out, or --overwrite" in capsys.readouterr().err
+    assert "exists; choose another file with --out, or replace it with --overwrite" in capsys.readouterr().err
     assert run("compare", runs, "--format", "csv") == 0
-    assert capsys.readouterr().out.startswith("method,seeds,base,oracle,linear,linear_deviation,linear_runs,linear_gain,linear_p,")
+    assert capsys.readouterr().out.startswith(
+        "method,seeds,base,oracle,linear,linear_deviation,linear_runs,linear_low,linear_high,linear_gain,"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "html"], "--format (=html) must be one of table, csv, markdown, latex"),
+        (["--format", "doc"], "--format (=doc) must be one of table, csv, markdown, latex, html"),
         (["--format", "table", "--out", "x.md"], "--format table is for the screen"),
-        (["--out", "x.doc"], "must end in .csv, .md, .tex"),
-        (["--columns", "linear,gains"], "there is no column 'gains' in this table; there are: linear, gain, p"),
+        (["--out", "x.doc"], "must end in .csv, .md, .tex, .html"),
+        (["--columns", "linear,gains"], "there is no column 'gains' in this table; there are: linear, gain, 95% interval, n, p"),
         (["--base", "moco"], "`base` (=moco) must be one of the rows: simclr, simclr+glofnd, simclr+oracle:attract"),
     ],
 )

@@ -15,6 +15,7 @@ from kinfolk.comparing.statistics import p_value, spread
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
+from tests.report.browser import launched, open_page
 
 FLAGGED = {"flagged": 0.01, "precision": 0.5, "recall": 0.25, "f1": 1 / 3}
 
@@ -46,7 +47,14 @@ def test_seeds_are_one_row_with_a_test_and_a_gap(study: Path) -> None:
     assert glofnd["linear_gain"] == pytest.approx(5.0)
     assert glofnd["linear_to_oracle"] == pytest.approx(-5.0)
     assert glofnd["linear_gap_closed"] == pytest.approx(50.0)
-    assert glofnd["linear_p"] == pytest.approx(two_degrees(5 * 3**0.5))  # differences 5, 4 and 6
+    assert glofnd["linear_p"] == pytest.approx(2 * two_degrees(5 * 3**0.5))  # differences 5, 4 and 6, two-sided
+    half = 4.302653 / 3**0.5  # Student's t, two degrees of freedom, deviation 1
+    assert (glofnd["linear_gain_low"], glofnd["linear_gain_high"]) == pytest.approx((5 - half, 5 + half))
+    assert (glofnd["linear_pairs"], glofnd["linear_verdict"]) == (3, "better")
+    assert glofnd["linear_p_holm"] == glofnd["linear_p"], "one method is compared; the oracle is a reference"
+    assert table.sentences()[0] == (
+        "simclr+glofnd: +5.0 points of linear against simclr (95% interval +2.5 to +7.5, n = 3 seeds, p = 0.013): significantly better."
+    )
     assert glofnd["knn_gain"] == pytest.approx(5.0)
     assert (plain["base"], plain["linear_p"], plain["linear_gap_closed"]) == (None, None, None)
     assert plain["linear_to_oracle"] == pytest.approx(-10.0)
@@ -72,7 +80,8 @@ def test_only_seeds_of_both_are_paired(study: Path) -> None:
     make_run(study / "more" / "glofnd-7", "simclr+glofnd", 7, 0.9)
     record = kf.compare([study]).records[1]
     assert record["seeds"] == [0, 1, 2, 7]
-    assert record["linear_p"] == pytest.approx(two_degrees(5 * 3**0.5))
+    assert record["linear_p"] == pytest.approx(2 * two_degrees(5 * 3**0.5))
+    assert record["linear_pairs"] == 3
     assert "4" in kf.compare([study]).to_markdown()
 
 
@@ -85,7 +94,7 @@ def test_settings_tell_rows_apart(tmp_path: Path) -> None:
     table = kf.compare([tmp_path])
     assert [record["method"] for record in table.records] == ["simclr", "simclr+glofnd (alpha 0.01)", "simclr+glofnd (alpha 0.1)"]
     assert [record["base"] for record in table.records] == [None, "simclr", "simclr"]
-    assert table.notes == ["The methods were not trained alike: epochs."]
+    assert table.notes == ["The methods were not trained with the same settings: epochs."]
 
 
 def test_a_run_may_be_given_twice_but_not_have_a_twin(tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_missing_results(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none of the runs has results"):
         kf.compare([tmp_path])
     (bare / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="contains no run folder"):
         kf.compare([bare / "empty"])
     with pytest.raises(UsageError, match="there is no folder"):
         kf.compare([tmp_path / "nowhere"])
@@ -129,25 +138,27 @@ def test_missing_results(tmp_path: Path) -> None:
     table = kf.compare([tmp_path])
     assert [record["method"] for record in table.records] == ["simclr"]
     left_out, partly = table.notes
-    assert left_out.startswith("Left out, because nothing was measured: ")
+    assert left_out.startswith("Left out because nothing was measured: ")
     assert partly == "knn is missing in some runs of a row: its mean is over the others."
 
 
 def test_written_down(study: Path, tmp_path: Path) -> None:
     table = kf.compare([study])
     head, rule, _, glofnd, _ = table.to_markdown().splitlines()
-    assert head.startswith("| method | knn | linear | gain | p | to oracle | gap closed | precision |")
+    assert head.startswith("| method | knn | linear | gain | 95% interval | n | p | verdict | to oracle | gap closed | precision |")
     assert rule.count("---:") == head.count("|") - 2
-    assert glofnd.startswith("| simclr+glofnd | 47.0 ± 2.6 | 57.0 ± 2.6 | +5.0 | 0.007 | -5.0 | 50 % | 50.0 ± 0.0 |")
+    assert glofnd.startswith(
+        "| simclr+glofnd | 47.0 ± 2.6 | 57.0 ± 2.6 | +5.0 | +2.5 to +7.5 | 3 | 0.013 | better | -5.0 | 50 % | 50.0 ± 0.0 |"
+    )
     (row,) = [row for row in csv.DictReader(io.StringIO(table.to_csv())) if row["method"] == "simclr+glofnd"]
     assert float(row["linear"]) == pytest.approx(57.0)
     assert row["seeds"] == "0 1 2"
     latex = table.to_latex()
-    assert r"simclr+glofnd & $47.0 \pm 2.6$ & $57.0 \pm 2.6$ & $+5.0$ & $0.007$ & $-5.0$ & $50\,\%$" in latex
+    assert r"simclr+glofnd & $47.0 \pm 2.6$ & $57.0 \pm 2.6$ & $+5.0$ & +2.5 to +7.5 & $3$ & $0.013$ & better & $-5.0$ & $50\,\%$" in latex
     assert latex.count(r"\\") == 4
     table.save(tmp_path / "new" / "table.tex")
     assert (tmp_path / "new" / "table.tex").read_text(encoding="utf-8") == latex
-    with pytest.raises(UsageError, match=r"must end in .csv, .md, .tex"):
+    with pytest.raises(UsageError, match=r"must end in .csv, .md, .tex, .html"):
         table.save(tmp_path / "table.doc")
 
 
@@ -202,6 +213,48 @@ def test_figures_of_protocols() -> None:
     assert measured("kin", {"anchor_f1": 0.5}) == {"kin F1 per anchor": 50.0}
     recalls = {"image_to_text": {"R@1": 0.1}, "text_to_image": {"R@1": 0.2}, "mean": 0.15, "images": 5}
     assert measured("retrieval", recalls) == {"i→t R@1": 10.0, "t→i R@1": 20.0, "retrieval": 15.0}
+
+
+def test_few_seeds_are_not_significant_in_words(tmp_path: Path) -> None:
+    accuracies = {"simclr": (0.50, 0.54), "simclr+glofnd": (0.52, 0.54), "simclr+fnc": (0.5,), "simclr+oracle": (0.49, 0.56)}
+    for method, values in accuracies.items():
+        for seed, value in enumerate(values):
+            make_run(tmp_path / f"{method}-{seed}", method, seed, value)
+    table = kf.compare(tmp_path)
+    record = {record["method"]: record for record in table.records}
+    assert record["simclr+glofnd"]["linear_verdict"] == "not significant"
+    assert record["simclr+glofnd"]["linear_gap_closed"] is None, "the gap to the oracle, −1 and +2 points, is within noise"
+    assert record["simclr+fnc"]["linear_verdict"] == "no test"
+    sentences = {sentence.partition(":")[0]: sentence for sentence in table.sentences()}
+    assert sentences["simclr+glofnd"].endswith("n = 2 seeds, p = 0.500): not significant, so it may be noise.")
+    assert sentences["simclr+fnc"].endswith("one seed in common, so there is no test.")
+    assert "gap closed" not in [column.head for column in table.columns]
+
+
+def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
+    accuracies = {"simclr": (0.5, 0.5, 0.5), "simclr+glofnd": (0.54, 0.55, 0.56), "simclr+fnc": (0.51, 0.52, 0.53)}
+    for method, values in accuracies.items():
+        for seed, value in enumerate(values):
+            make_run(tmp_path / f"{method}-{seed}", method, seed, value)
+    table = kf.compare(tmp_path)
+    record = {record["method"]: record for record in table.records}
+    smaller, larger = record["simclr+glofnd"]["linear_p"], record["simclr+fnc"]["linear_p"]
+    assert record["simclr+glofnd"]["linear_p_holm"] == pytest.approx(2 * smaller)
+    assert record["simclr+fnc"]["linear_p_holm"] == pytest.approx(max(2 * smaller, larger))
+    assert "p (Holm)" in [column.head for column in table.columns]
+
+
+def test_the_page_draws_the_intervals(study: Path, tmp_path: Path) -> None:
+    path = tmp_path / "compare.html"
+    kf.compare([study]).save(path)
+    with launched() as browser:
+        for width in (1300, 390):
+            opened = open_page(browser, path, viewport={"width": width, "height": 900})
+            assert opened.complaints == []
+            assert opened.page.locator(".plot .main-svg .errorbar").count() >= 5
+            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+            assert "significantly better" in opened.page.locator(".verdict").inner_text()
+            assert opened.page.locator("tbody tr").count() == 3
 
 
 def test_statistics() -> None:

@@ -113,7 +113,7 @@ def test_no_classes_unless_asked(tmp_path: Path) -> None:
 
 def test_labels_from_folders_without_folders(tmp_path: Path) -> None:
     save(tmp_path / "a.png", noise(4, 4))
-    with pytest.raises(UsageError, match="all images lie at the top"):
+    with pytest.raises(UsageError, match="all images are at its top level"):
         opened(tmp_path, labels=True)
 
 
@@ -149,10 +149,10 @@ def test_two_names_that_are_one_as_text(tmp_path: Path) -> None:
 
 
 def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(KinfolkError, match="holds no images"):
+    with pytest.raises(KinfolkError, match="contains no images"):
         opened(tmp_path)
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(KinfolkError, match="holds no images, only 1 other file"):
+    with pytest.raises(KinfolkError, match="contains no images, only 1 other file"):
         opened(tmp_path)
 
 
@@ -170,3 +170,24 @@ def test_labels_from_folders_belongs_to_folders(tmp_path: Path) -> None:
             open_source(spec, labels_from_folders=True)
     with pytest.raises(UsageError, match="no file or folder"):
         open_source(tmp_path / "gone", labels_from_folders=True)
+
+
+def test_names_of_splits_in_any_case(tmp_path: Path) -> None:
+    for name in ("Training/cat/a.png", "TEST/cat/b.png", "Validation/dog/c.png"):
+        save(tmp_path / name, noise(4, 4))
+    items = {item.key: (item.split, item.label) for item in opened(tmp_path, labels=True).items()}
+    assert items == {"Training/cat/a.png": ("train", 0), "TEST/cat/b.png": ("test", 0), "Validation/dog/c.png": ("val", 1)}
+
+
+def test_folders_that_look_like_classes_are_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kinfolk.data")
+    for name in ("cat/a.png", "dog/b.png"):
+        save(tmp_path / name, noise(4, 4))
+    opened(tmp_path, labels=True)
+    assert not caplog.messages
+    opened(tmp_path)
+    assert "has 2 folders (cat, dog); if they are classes, --labels-from-folders makes them labels" in caplog.text
+    caplog.clear()
+    save(tmp_path / "c.png", noise(4, 4))
+    opened(tmp_path)
+    assert not caplog.messages

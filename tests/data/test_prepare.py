@@ -87,7 +87,9 @@ def test_a_worker_that_dies_costs_one_image(folder: Path, tmp_path: Path, monkey
 def test_a_worker_that_does_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "decode_worker.py").write_text("raise ImportError('no numpy here')")
     monkeypatch.setattr(workers, "__file__", str(tmp_path / "workers.py"))
-    with pytest.raises(KinfolkError, match="a decoding worker did not start: ImportError: no numpy here; `workers=0` does without"):
+    with pytest.raises(
+        KinfolkError, match="a decoding worker did not start: ImportError: no numpy here; use `workers=0` to decode in the main process"
+    ):
         prepare(open_source(folder), image_size=16, workers=2)
 
 

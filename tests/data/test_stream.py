@@ -188,7 +188,7 @@ def test_a_shard_that_is_missing_or_cut_is_named(tmp_path: Path) -> None:
     data = streamed(folder, tmp_path / "cache")
     whole = (folder / "001.tar").read_bytes()
     (folder / "001.tar").write_bytes(whole[:3000])
-    with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing or has been cut since it was indexed"):
+    with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing or has been truncated since it was indexed"):
         batches(data, 3)
     (folder / "001.tar").unlink()
     with pytest.raises(KinfolkError, match=r"the shard `.*001.tar` is missing"):

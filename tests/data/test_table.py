@@ -211,7 +211,7 @@ def test_known_positives(tmp_path: Path) -> None:
         ),
         (b'image,caption\na.png,x\nb.png,"two" dogs\n', "in the row that begins in line 3"),
         ("image,caption\na.png,x\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
-        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; its cells must be parted by commas"),
+        (b"image;caption\na.png;x\n", "its columns are 'image;caption'; its cells must be separated by commas"),
         (b"image\ngone.png\nalso.png\n", "all 2 images of .* were refused; the first is gone.png: there is no such file"),
     ],
 )
@@ -257,6 +257,6 @@ def test_bad_parquet(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(KinfolkError, match="not a readable table"):
         prepared(tmp_path / "t.parquet")
-    pq.write_table(pa.table({"image": [b"\x89PNG"]}), tmp_path / "t.parquet")
-    with pytest.raises(KinfolkError, match="holds bytes, not file paths"):
+    pq.write_table(pa.table({"image": [1, 2]}), tmp_path / "t.parquet")
+    with pytest.raises(KinfolkError, match="holds int; it must hold file paths, or"):
         prepared(tmp_path / "t.parquet")

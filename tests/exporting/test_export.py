@@ -18,7 +18,7 @@ from torch import nn
 import kinfolk as kf
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.exporting.detectron2 import config_lines
-from kinfolk.exporting.export import network_in, unavailable
+from kinfolk.exporting.write_export import network_in, unavailable
 from kinfolk.models import build_encoder, read_state, save_encoder
 
 NAMES: dict[str, dict[str, list[int]]] = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))
@@ -140,7 +140,7 @@ def test_the_configuration_is_yaml() -> None:
         (None, "timm", "a module of your own"),
         ({"name": "resnet10", "stem": "imagenet", "width": 64}, "torchvision", "there is no resnet10;"),
         ({"name": "resnet18", "stem": "cifar", "width": 64}, "detectron2", r"3×3 convolution without pooling.*\(`model.stem`\)"),
-        ({"name": "resnet50", "stem": "imagenet", "width": 32}, "timm", r"32 channels wide in place of 64 \(`model.width`\)"),
+        ({"name": "resnet50", "stem": "imagenet", "width": 32}, "timm", r"32 channels instead of 64 \(`model.width`\)"),
         ({"name": "resnet18", "stem": "imagenet", "width": 64, "in_channels": 1}, "torchvision", "images of 1 channels"),
         ({"towers": [], "channels": [1, 2]}, "torchvision", "two networks"),
         ({"name": "timm/vit_tiny_patch16_224"}, "torchvision", "it is timm/vit_tiny_patch16_224"),
@@ -176,8 +176,8 @@ def test_other_features_are_refused(run: tuple[str, Path], tmp_path: Path, monke
     """A target that is there, and builds another network under the name."""
     name, folder = run
     other = seldom(build_encoder(name, stem="imagenet"))
-    monkeypatch.setattr("kinfolk.exporting.export.unavailable", lambda package: None)
-    monkeypatch.setattr("kinfolk.exporting.export.load_torchvision", lambda name, path: other)
+    monkeypatch.setattr("kinfolk.exporting.write_export.unavailable", lambda package: None)
+    monkeypatch.setattr("kinfolk.exporting.write_export.load_torchvision", lambda name, path: other)
     with pytest.raises(KinfolkError, match="the export gives other features in torchvision"):
         kf.export(folder, "torchvision", tmp_path / "out.pth")
     assert not list(tmp_path.iterdir())
@@ -202,6 +202,6 @@ def test_onnx(small: Path, tmp_path: Path) -> None:
 
 
 def test_onnx_asks_for_what_is_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfolk.exporting.export.unavailable", lambda package: f"{package} is not installed")
+    monkeypatch.setattr("kinfolk.exporting.write_export.unavailable", lambda package: f"{package} is not installed")
     with pytest.raises(UsageError, match=r"onnx can't be written: onnx is not installed; install it with `pip install 'kinfolk\[onnx\]'`"):
         kf.export(small, "onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -98,6 +99,8 @@ def made() -> list[tuple[str, bytes, Reader]]:
         ("quotes.csv", b'image,label\n"a' + b'"' * 999, _source),
         ("wide.csv", b"image," + b",".join(b"c%d" % n for n in range(5000)) + b"\n", _source),
         ("links.tar", _tar(), _source),
+        ("train-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, *[(1 << 32) - 1] * 3), _source),
+        ("train-images-idx3-ubyte.gz", gzip.compress(struct.pack(">HBB3I", 0, 8, 3, *[1 << 20] * 3)), _source),
         ("tokenizer.json", deep, _tokenizer),
         ("circle.csv", b"child,parent\na,b\nb,a\n", _hierarchy),
         ("binary.csv", bytes(range(256)), _hierarchy),
@@ -134,19 +137,21 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
     pq.write_table(pa.table({"features": numbers.tolist(), "label": [str(n % 4) for n in range(40)]}), table)
     struct_typed = io.BytesIO()
     pq.write_table(pa.table({"image": ["a.png"] * 4, "label": [{"a": 1}] * 4}), struct_typed)
+    embedded = io.BytesIO()
+    pq.write_table(pa.table({"image": [{"bytes": b"no image", "path": "a.png"}] * 4, "label": [0, 1, 0, 1]}), embedded)
     pairs = io.BytesIO()
     pq.write_table(pa.table({"anchor": [0, 1], "kin": [1, 0]}), pairs)
     state = io.BytesIO()
     torch.save({"w": torch.arange(40.0)}, state)
-    picture = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(picture, "PNG")
+    image = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(image, "PNG")
     images = io.BytesIO()
     np.savez(images, images=np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8), labels=np.arange(20) % 3)
-    (room / "a.png").write_bytes(picture.getvalue())
+    (room / "a.png").write_bytes(image.getvalue())
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for number in range(3):
-            for suffix, content in ((".png", picture.getvalue()), (".txt", b"a caption"), (".cls", b"1")):
+            for suffix, content in ((".png", image.getvalue()), (".txt", b"a caption"), (".cls", b"1")):
                 info = tarfile.TarInfo(f"{number}{suffix}")
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
@@ -157,6 +162,8 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("compressed.npz", files["c.npz"], _features),
         ("features.parquet", table.getvalue(), _features),
         ("features.safetensors", save({"features": torch.from_numpy(numbers)}), _features),
+        ("embedded.parquet", embedded.getvalue(), _source),
+        ("t10k-images-idx3-ubyte", struct.pack(">HBB3I", 0, 8, 3, 4, 5, 7) + bytes(140), _source),
         ("labels.npy", labels.getvalue(), _labels),
         ("labels.parquet", table.getvalue(), _labels),
         ("labels.csv", b"label\n" + b"\n".join(b"%d" % n for n in range(40)), _labels),
@@ -165,7 +172,7 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("table.csv", b"image,label,caption\na.png,1,one\na.png,2,two\n", _source),
         ("struct.parquet", struct_typed.getvalue(), _source),
         ("shard.tar", tar.getvalue(), _source),
-        ("picture.png", picture.getvalue(), _picture),
+        ("image.png", image.getvalue(), _picture),
         ("config.yaml", TrainConfig().to_yaml().encode(), _yaml),
         ("metrics.jsonl", b'{"epoch": 1, "step": 4, "loss": 1.0}\n' * 3, _metrics),
         ("state.pt", state.getvalue(), _state),
@@ -207,7 +214,7 @@ _source = _images
 
 
 def _picture(path: Path) -> object:
-    folder = path.parent / "pictures"
+    folder = path.parent / "images"
     folder.mkdir(exist_ok=True)
     path.replace(folder / path.name)
     return _images(folder)

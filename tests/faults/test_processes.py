@@ -107,5 +107,6 @@ def test_ctrl_c_exits_130(tmp_path: Path, times: int) -> None:
             time.sleep(0.02)
         said = child.stderr.read()
     assert child.returncode == 130, said
+    assert "press Ctrl-C again to end at once" in said, "it is acknowledged at once"
     assert "Interrupted: the training was ended" in said
     assert "Traceback" not in said

@@ -20,7 +20,7 @@ from kinfolk.data.stream import StreamSource
 from kinfolk.errors import KinfolkError
 from kinfolk.training.train import train
 from tests.data.pictures import noise, save
-from tests.data.test_samples import samples
+from tests.data.test_sample_table import samples
 from tests.data.test_shards import shard
 from tests.data.test_stream import jpg
 from tests.faults.inject import as_ranks, flipped, in_children

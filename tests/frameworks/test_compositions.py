@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS
 from kinfolk.detectors.base import Detector, Found
+from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.pairs import Block
@@ -34,6 +35,9 @@ DETECTOR_ARGS: dict[str, dict[str, Any]] = {
     "hierarchy": {"levels": 3, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
     "known": {"pairs": torch.stack((torch.arange(NUM_SAMPLES), (torch.arange(NUM_SAMPLES) + 3) % NUM_SAMPLES), 1), "start_epoch": WARMUP},
 }
+DETECTOR_ARGS["guide"] = {"features": torch.eye(NUM_CLASSES)[torch.arange(NUM_SAMPLES) % NUM_CLASSES], "alpha": 0.2, "start_epoch": WARMUP}
+DETECTOR_ARGS["components"] = {"start_epoch": WARMUP}
+DETECTOR_ARGS["teacher"] = {"start_epoch": WARMUP}
 FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "moco": {"queue_size": 20},
     "ir": {"num_negatives": 20, "bank_momentum": 0.0},
@@ -44,6 +48,7 @@ FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "nnclr": {"queue_size": 20, "predictor_size": 8},
     "rcl": {"queue_size": 20, "predictor_size": 8, "radii": (0.3, 0.8), "min_samples": 2, "warmup_epochs": WARMUP},
     "spcl": {"num_clusters": (3,), "warmup_epochs": WARMUP},
+    "siglip": {"bias": -2.0, "temperature": 1.0},
 }
 """What each needs for 36 samples; a queue that the batch does not divide."""
 METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]
@@ -66,6 +71,7 @@ def made(name: str, framework_args: dict[str, Any] | None = None, detector_args:
     context = Context(NUM_SAMPLES, torch.arange(NUM_SAMPLES) % NUM_CLASSES, (nn.EmbeddingBag(12, 16), nn.Linear(16, 8)))
     own = {"temperature": 0.5, **FRAMEWORK_ARGS.get(method.framework, {}), **(framework_args or {})}
     detector = {} if method.detector is None else {**DETECTOR_ARGS[method.detector], **(detector_args or {})}
+    detector = {key: value for key, value in detector.items() if value is not None}
     return build(method, encoder, head, context, own, detector)
 
 
@@ -133,7 +139,21 @@ def spied(framework: Framework) -> list[Detector]:
     return dropped
 
 
-@pytest.mark.parametrize("name", METHODS)
+def refusal(name: str) -> str | None:
+    """The reason for which a composition is refused when it is built; None: it is not."""
+    method = parse(name)
+    if method.detector == "teacher" and "teacher" not in FRAMEWORKS[method.framework].guides:
+        return "has no teacher: use"
+    return "must be 'attract' or 'reweight'" if method.detector == "teacher" and method.action == "eliminate" else None
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if refusal(name) is not None])
+def test_what_cannot_work_is_refused_with_a_reason(name: str) -> None:
+    with pytest.raises((ValueError, UsageError), match=str(refusal(name))):
+        made(name)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if refusal(name) is None])
 def test_every_composition_lives(name: str) -> None:
     method, framework = parse(name), made(name)
     before = {key: value.clone() for key, value in framework.named_parameters() if value.requires_grad}
@@ -173,6 +193,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "clusters in the ring": ("ring", {"num_clusters": 3}),
     "learned bounds": ("ring", {"boundaries": "learned"}),
     "by kNN": ("ring", {"anneal": "knn"}),
+    "a soft guide": ("guide:attract", {"alpha": None, "temperature": 0.2}),
+    "a soft guide for weights": ("guide:reweight", {"alpha": None, "temperature": 0.2}),
     "a late hierarchy": ("hierarchy", {"warmup_epochs": 0, "start_epoch": WARMUP}),
 }
 REFUSED = {("pcl", "features"), ("pcl", "features of neighbours"), ("rcl", "features"), ("rcl", "features of neighbours")}
@@ -185,7 +207,7 @@ def test_every_variant_lives(framework: str, variant: str) -> None:
     detector, arguments = VARIANTS[variant]
     name = f"{framework}+{detector}"
     if (framework, variant) in REFUSED:
-        with pytest.raises(ValueError, match="must go by the projected embeddings"):
+        with pytest.raises(ValueError, match="must use projected embeddings"):
             made(name, detector_args=arguments)
         return
     epochs = list(life(made(name, detector_args=arguments)))

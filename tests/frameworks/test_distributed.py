@@ -18,6 +18,7 @@ from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3
 LABELS = torch.arange(NUM_SAMPLES) % 4
+GUIDE = torch.randn(NUM_SAMPLES, 5, generator=torch.Generator().manual_seed(7))
 ARGUMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "moco": ("moco", {"queue_size": 11, "momentum": 0.5}, {}),
     "moco, tiny queue": ("moco", {"queue_size": 4, "momentum": 0.5}, {}),
@@ -34,6 +35,13 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mocov3": ("mocov3", {"momentum": 0.5}, {}),
     "mocov3+fnc": ("mocov3+fnc:attract", {"momentum": 0.5}, {"fraction": 0.2}),
     "mocov3+glofnd": ("mocov3+glofnd", {"momentum": 0.5}, {"alpha": 0.2, "init": "quantile"}),
+    "simclr, debiased": ("simclr", {"prior": 0.1, "hardness": 0.5}, {}),
+    "simclr+guide": ("simclr+guide:attract", {"own_weight": 0.4}, {"features": GUIDE, "temperature": 0.3}),
+    "sogclr+guide": ("sogclr+guide", {}, {"features": GUIDE, "alpha": 0.2}),
+    "simclr+teacher": ("simclr+teacher", {}, {"momentum": 0.5}),
+    "simclr+components": ("simclr+components", {}, {}),
+    "moco+teacher": ("moco+teacher", {"queue_size": 20, "momentum": 0.5}, {}),
+    "mocov3+teacher": ("mocov3+teacher", {"momentum": 0.5}, {}),
     "nnclr": ("nnclr", {"queue_size": 20, "momentum": 0.5}, {}),
     "rcl": ("rcl", {"queue_size": 35, "momentum": 0.5, "warmup_epochs": 0, "radii": [0.5, 0.9], "num_keys": 2}, {}),
     "rcl, k-means": ("rcl", {"queue_size": 20, "momentum": 0.5, "warmup_epochs": 0, "hierarchy": "kmeans"}, {}),

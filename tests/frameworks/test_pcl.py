@@ -206,7 +206,7 @@ def test_defaults_and_wrong_arguments() -> None:
         made(warmup_epochs=4)
     detector = Oracle(LABELS)
     detector.space = "features"
-    with pytest.raises(ValueError, match=r"`detector` \(with `space` 'features'\) must go by the projected embeddings"):
+    with pytest.raises(ValueError, match=r"`detector` \(with `space` 'features'\) must use projected embeddings"):
         made(detector=detector)
     defaults = PCL(nn.Flatten(), nn.Linear(12, 5), 1000, queue_size=10).prototypes
     assert isinstance(defaults, Prototypes)

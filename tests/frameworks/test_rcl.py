@@ -281,7 +281,7 @@ def test_a_queue_not_smaller_than_the_data_is_warned_of() -> None:
         ({"radii": (0.7, float("nan"))}, "must be above 0"),
         ({"min_samples": 0}, r"`min_samples` \(=0\) must be at least 1"),
         ({"min_samples": 41}, r"`min_samples` \(=41\) must be at most the number of samples \(=40\)"),
-        ({"detector": IFND(NUM_SAMPLES, num_clusters=(3,), space="features")}, "must go by the projected embeddings"),
+        ({"detector": IFND(NUM_SAMPLES, num_clusters=(3,), space="features")}, "must use projected embeddings"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, Any], words: str) -> None:

@@ -344,7 +344,7 @@ def test_wrong_arguments() -> None:
             made(**{name: value})
     with pytest.raises(ValueError, match="must be above 0"):
         made(contrast_weight=0.0, metric_weight=0.0, prototype_weight=0.0)
-    with pytest.raises(ValueError, match=r"`warmup_epochs` \(=1\) must be 0 where `contrast_weight` is"):
+    with pytest.raises(ValueError, match=r"`warmup_epochs` \(=1\) must be 0 if `contrast_weight` is 0"):
         made(contrast_weight=0.0, warmup_epochs=1)
 
 

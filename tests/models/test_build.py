@@ -121,9 +121,9 @@ def test_adapt_averages_maps_and_checks_sizes() -> None:
     torch.testing.assert_close(adapt(module)(x), module(x).mean((2, 3)))
     with pytest.raises(KinfolkError, match=r"`output_size` \(=9\).*which is 7"):
         adapt(module, 9)(x)
-    with pytest.raises(KinfolkError, match="gives tuple"):
+    with pytest.raises(KinfolkError, match="returns tuple"):
         adapt(nn.LSTM(8, 4), 4)(torch.randn(2, 3, 8))
-    with pytest.raises(KinfolkError, match="takes no pictures"):
+    with pytest.raises(KinfolkError, match="does not accept images"):
         adapt(nn.Linear(5, 4))
 
 

@@ -134,7 +134,7 @@ def test_damaged_and_absent_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(KinfolkError, match="damaged"):
         read_state(file)
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(KinfolkError, match="holds no state dict"):
+    with pytest.raises(KinfolkError, match="is not a state dict"):
         read_state(tmp_path / "list.pt")
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.detectors import FNC, Detector, GloFND, Oracle
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP
+from kinfolk.detectors import FNC, Detector, GloFND, Guide, Oracle
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, SigLIPLoss
 from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
@@ -30,12 +30,15 @@ def objective(name: str) -> Bimodal[Any]:
         "fnc": FNC(top_k=2),
         "everybody": FNC(min_similarity=-1.0),  # but the one that is spared
         "oracle": Oracle(LABELS),
+        "guide": Guide(temperature=0.3),
         "glofnd": GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
     }
     detector = detectors[detection]
-    action: Any = "attract" if detection == "oracle" else "eliminate"
+    action: Any = {"oracle": "attract", "guide": "reweight"}.get(detection, "eliminate")
     if loss == "clip":
         made: Bimodal[Any] = CLIPLoss(0.3, detector=detector, action=action, block_rows=4)
+    elif loss == "siglip":
+        made = SigLIPLoss(0.3, -2.0, detector=detector, action=action, block_rows=4)  # type: ignore[assignment]
     elif loss == "sogclr":
         made = BimodalSogCLR(NUM_SAMPLES, 0.3, 0.9, None, detector=detector, action=action, block_rows=4)
     else:
@@ -115,9 +118,18 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
     dist.destroy_process_group()
 
 
-LOSSES = ("clip", "sogclr", "fastclip")
+LOSSES = ("clip", "sogclr", "fastclip", "siglip")
 NAMES = [f"{loss}/{detector}" for loss in LOSSES for detector in ("plain", "groups", "fnc", "oracle", "glofnd")]
-NAMES += ["clip/everybody", "clip/outside", "fastclip/outside", "individual/plain", "individual/glofnd"]
+NAMES += [
+    "clip/guide",
+    "siglip/guide",
+    "siglip/outside",
+    "clip/everybody",
+    "clip/outside",
+    "fastclip/outside",
+    "individual/plain",
+    "individual/glofnd",
+]
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -116,7 +116,9 @@ class OnDevice(torch.Tensor):
         return f"OnDevice({tuple(self.shape)}, {self.dtype})"
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return memo.setdefault(id(self), OnDevice(self.held.clone()))
+        made = memo.setdefault(id(self), OnDevice(self.held.clone()).requires_grad_(self.requires_grad))
+        made._is_param = getattr(self, "_is_param", False)
+        return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,8 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
-from kinfolk.detectors import FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
-from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SogCLR
+from kinfolk.detectors import (
+    FNC,
+    IFND,
+    Cave,
+    Components,
+    Detector,
+    GloFND,
+    Guide,
+    Hierarchy,
+    Known,
+    Neighbours,
+    Oracle,
+    Ring,
+    StartAt,
+    Teacher,
+)
+from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
 from kinfolk.objectives.base import READ_EVERY
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
@@ -26,6 +41,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "local": lambda **given: LocalAggregation(temperature=0.3, **given),
     "relative": lambda **given: RelativeContrast(temperature=0.3, **given),
     "sogclr": lambda **given: SogCLR(num_samples=N, temperature=0.3, **given),
+    "siglip": lambda **given: SigLIPLoss(temperature=0.3, bias=-2.0, **given),
     "clip": lambda **given: CLIPLoss(temperature=0.3, **given),
     "bimodal": lambda **given: BimodalSogCLR(num_samples=N, temperature=0.3, **given),
     "fastclip": lambda **given: FastCLIP(num_samples=N, temperature=0.3, **given),
@@ -50,6 +66,10 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "neighbours": lambda: Neighbours(N, num_clusters=4, num_clusterings=2, num_background=9),
     "hierarchy": lambda: Hierarchy(N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2),
     "known": lambda: Known(N, PAIRS),
+    "components": Components,
+    "teacher, soft": Teacher,
+    "guide": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2),
+    "guide, soft": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), temperature=0.2),
 }
 
 
@@ -75,6 +95,8 @@ def batch(step: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_a_step_waits_for_nothing(loss: str, detector: str, action: Action) -> None:
     if detector == "none" and action != "eliminate":
         pytest.skip("nothing is kin")
+    if "soft" in detector and action == "eliminate":
+        pytest.skip("refused: nothing would be left")
     here = made(loss, detector, action)
     with pretended():
         there = copy.deepcopy(here).to("cuda")

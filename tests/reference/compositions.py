@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS, IFND
+from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.support_queue import SupportFramework
@@ -47,6 +48,8 @@ OF_DETECTOR: dict[str, dict[str, Any]] = {
     "ring, learned": {"lower": 0.3, "upper": 0.8, "boundaries": "learned"},
     "ring, clusters": {"lower": 0.3, "upper": 0.8, "num_clusters": (3, 4)},
     "neighbours": {"num_clusters": 4, "num_clusterings": 2, "num_background": 9},
+    "guide": {"features": torch.randn(NUM_SAMPLES, 5, generator=torch.Generator().manual_seed(4)), "alpha": 0.15},
+    "guide, soft": {"features": torch.randn(NUM_SAMPLES, 5, generator=torch.Generator().manual_seed(4)), "temperature": 0.3},
     "hierarchy": {"levels": 3, "warmup_epochs": 1, "radii": [0.5, 0.9], "min_samples": 2},
 }
 OF_FRAMEWORK: dict[str, dict[str, Any]] = {
@@ -58,6 +61,7 @@ OF_FRAMEWORK: dict[str, dict[str, Any]] = {
     "nnclr": {"queue_size": 17, "momentum": 0.5},
     "rcl": {"queue_size": 17, "momentum": 0.5, "warmup_epochs": 1, "radii": [0.5, 0.9], "min_samples": 2, "num_keys": 2},
     "spcl": {"num_clusters": (4,), "reinitialise": ()},
+    "siglip": {"bias": -1.0},
 }
 DETECTED = {**{name: {} for name in DETECTORS}, **OF_DETECTOR}
 RANKED = ("moco", "ir", "simclr", "sogclr", "clip", "fastclip", "rcl", "la")
@@ -152,7 +156,7 @@ def attempt(name: str, dtype: torch.dtype = torch.float64, rank: int | None = No
     """What `run` gives, or the sentence by which the composition is refused."""
     try:
         return run(name, dtype, rank)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, KinfolkError) as error:
         return {"refused": str(error)}
 
 

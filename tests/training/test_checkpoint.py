@@ -40,7 +40,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinfolk.files.secrets.token_hex", lambda number: "x")
-    (tmp_path / "last.ckpt.x.unfinished").symlink_to("/dev/full")
+    (tmp_path / "last.x.unfinished.ckpt").symlink_to("/dev/full")
     with pytest.raises(KinfolkError, match="cannot be written: the disk is full; make room"):
         AtomicCheckpointIO().save_checkpoint(CHECKPOINT, tmp_path / "last.ckpt")
     assert not (tmp_path / "last.ckpt").exists()

@@ -42,7 +42,7 @@ def find_mislabels(labels_N: Ints, near_NK: Ints) -> NDArray[Any]:
         agreement_N[rows] = count_RK[at_R, best_R] / known_R
         own_N[rows] = (label_RK == labels_N[rows, None]).sum(1) / known_R
     labelled = labels_N >= 0
-    if not labelled.any():
+    if not labelled.any() or (suggested_N == labels_N)[labelled].mean() < MAJORITY:
         return np.empty(0, dtype=MISLABEL)
     sizes_C = np.bincount(labels_N[labelled])
     usual_C = np.bincount(labels_N[labelled], weights=own_N[labelled]) / np.maximum(sizes_C, 1)

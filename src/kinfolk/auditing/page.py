@@ -145,9 +145,10 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
         found.append(("Equal labels", f"{audit.kin_share:.1%}", "share of all pairs"))
     found.append(("Duplicates", f"{audit.num_groups('duplicate'):,}", f"and {audit.num_groups('near-duplicate'):,} near-duplicate groups"))
     found.append(("Hubs", f"{len(audit.hubs):,}", "samples that very many anchors flag"))
-    if audit.labels is not None:
+    if len(audit.mislabels):
         found.append(("Label errors", f"{len(audit.mislabels):,}", "likely, by the nearest neighbours"))
-    found.append(("Outliers", f"{len(audit.outliers):,}", "far from all other samples"))
+    if len(audit.outliers):
+        found.append(("Outliers", f"{len(audit.outliers):,}", "far from all other samples"))
     return found
 
 

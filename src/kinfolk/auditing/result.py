@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kinfolk.auditing.alpha import BatchLine, Survey
 from kinfolk.auditing.approximate import Check
 from kinfolk.auditing.inputs import Floats, Ints
+from kinfolk.errors import escaped
 from kinfolk.files import write_by_name
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ class Audit:
             noted = table.replace_schema_metadata({SAMPLES: str(len(self))})
             write_by_name(parquet, lambda path: pq.write_table(noted, path))
         if csv is not None:
-            write_by_name(csv, lambda path: pc.write_csv(table, path))
+            safe = pa.table({name: _escaped(array) for name, array in arrays.items()})
+            write_by_name(csv, lambda path: pc.write_csv(safe, path))
 
 
 def _as_array(values: NDArray[Any] | list[str]) -> Any:
@@ -227,6 +229,17 @@ def _as_array(values: NDArray[Any] | list[str]) -> Any:
     if isinstance(values, list) or values.dtype.kind == "U":
         return pa.array(list(values), pa.string())
     return pa.array(values)
+
+
+def _escaped(array: Any) -> Any:
+    """Texts for a CSV file, so that no key is taken for a formula; each distinct text is escaped once."""
+    import pyarrow as pa
+
+    if not pa.types.is_string(array.type):
+        return array
+    coded = array.dictionary_encode()
+    texts = pa.array([None if text is None else escaped(text) for text in coded.dictionary.to_pylist()], pa.string())
+    return texts.take(coded.indices)
 
 
 def as_utf8(key: str) -> str:

@@ -55,7 +55,7 @@ class Thumbnails:
         if at is None or self.source is None:
             return None
         width, height = int(samples.widths[sample]), int(samples.heights[sample])
-        scale = min(1.0, self.size / max(width, height, 1))
+        scale = self.size / max(width, height, 1)
         try:
             found = decode(self.source.load(at), max(1, round(height * scale)), max(1, round(width * scale)), _PIXEL_CAP)
         except (RefusedError, KinfolkError, OSError):

@@ -125,14 +125,14 @@ def _amount(audit: Audit, share: float) -> str:
 
 def _alpha_sentence(audit: Audit) -> str:
     low, high = audit.suggested_range
-    text = f"Suggested α: {audit.suggested_alpha:g} (95 % interval {low:g} to {high:g})."
+    text = f"Suggested α: {audit.suggested_alpha:g} (95% interval {low:g} to {high:g})."
     if audit.best_alpha is not None:
         text += f" With the labels F1 is highest at α = {audit.best_alpha:g}."
     return text
 
 
 def _precision_sentence(audit: Audit, precision: float, measured: bool) -> str:
-    how = "measured with the labels" if measured else "estimated without labels and usually too high; check the gallery"
+    how = "measured with the labels" if measured else "a rough estimate without labels; check the gallery"
     return f"At α = {audit.alpha:g} about {precision:.0%} of the flagged pairs are right ({how})."
 
 
@@ -142,7 +142,7 @@ def _advice(action: str, measured: bool) -> str:
     if action == "prior":
         return (
             "Advice: do not remove these pairs. Most flags are wrong, so the negatives that training needs would be lost. "
-            "Train longer or with a larger encoder first, or use the pairs of a stronger model (`known`)."
+            "Train longer or with a larger encoder first, or use the pairs that a stronger model finds."
         )
     sure = "" if measured else " Look at the gallery first, because the precision is only estimated."
     if action == "attract":

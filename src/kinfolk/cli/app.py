@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, compare, data, embed, eval, export, methods, report, train
+from kinfolk.cli import audit, compare, data, embed, eval, export, methods, recipes, report, sweep, train
 from kinfolk.cli.options import FLAG, examples
 from kinfolk.cnce import command as cnce
 
@@ -46,6 +46,7 @@ def _root(
 
 TRAIN, INSPECT = "Train and use", "Inspect"
 app.command("train", rich_help_panel=TRAIN, epilog=train.EPILOG)(train.train)
+app.command("sweep", rich_help_panel=TRAIN, epilog=sweep.EPILOG)(sweep.sweep)
 app.command("eval", rich_help_panel=TRAIN, epilog=eval.EPILOG)(eval.evaluate)
 app.command("embed", rich_help_panel=TRAIN, epilog=embed.EPILOG)(embed.embed)
 app.command("export", rich_help_panel=TRAIN, epilog=export.EPILOG)(export.export)
@@ -55,4 +56,5 @@ app.command("advise", rich_help_panel=INSPECT, epilog=audit.ADVISE_EPILOG)(audit
 app.command("report", rich_help_panel=INSPECT, epilog=report.EPILOG)(report.report)
 app.command("data", rich_help_panel=INSPECT, epilog=data.EPILOG)(data.data)
 app.command("methods", rich_help_panel=INSPECT, epilog=methods.EPILOG)(methods.methods)
+app.command("recipes", rich_help_panel=INSPECT, epilog=recipes.EPILOG)(recipes.recipes)
 app.command("cnce", rich_help_panel=INSPECT, epilog=cnce.EPILOG)(cnce.cnce)

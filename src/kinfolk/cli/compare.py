@@ -1,4 +1,4 @@
-"""`kinfolk compare`: one table over runs and seeds."""
+"""`kinfolk compare` prints one table over runs and seeds."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ if TYPE_CHECKING:
     from kinfolk.comparing import Comparison
     from kinfolk.comparing.table import Column
 
-FORMATS = ("table", "csv", "markdown", "latex")
+FORMATS = ("table", "csv", "markdown", "latex", "html")
 EPILOG = examples(
     "kinfolk compare runs/simclr-0 runs/simclr-1 runs/glofnd-0 runs/glofnd-1",
     "kinfolk compare runs/study --base sogclr --figure knn",
     "kinfolk compare runs/study --columns linear,gain,p --out table.tex",
+    "kinfolk compare runs/study --out compare.html",
 )
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Evaluated runs, or folders that hold several.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Evaluated runs, or folders that contain several.", show_default=False)],
     base: Annotated[
         str | None,
-        typer.Option("--base", "-b", metavar="METHOD", help="Compare all with it. [dim]Default: their framework.[/]", show_default=False),
+        typer.Option(
+            "--base", "-b", metavar="METHOD", help="Method to compare with. [dim]Default: their framework.[/]", show_default=False
+        ),
     ] = None,
     oracle: Annotated[
         str | None,
-        typer.Option(metavar="METHOD", help="Measure gaps to it. [dim]Default: the base with +oracle.[/]", show_default=False),
+        typer.Option(metavar="METHOD", help="Method that uses the labels. [dim]Default: the base with +oracle.[/]", show_default=False),
     ] = None,
     figure: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What gain, p and gap are of. [dim]Default: linear.[/]", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Figure for gains and tests. [dim]Default: linear.[/]", show_default=False)
     ] = None,
     columns: Annotated[
         str | None,
@@ -44,17 +47,19 @@ def compare(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option("--format", "-f", help="table, csv, markdown or latex. [dim]Default: by --out, or table.[/]", show_default=False),
+        typer.Option(
+            "--format", "-f", help="table, csv, markdown, latex or html. [dim]Default: by --out, or table.[/]", show_default=False
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .md or .tex.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv, .md, .tex or .html.", show_default=False)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the file.", rich_help_panel=RUNNING)] = False,
     debug: Debug = False,
 ) -> None:
-    """Put runs side by side: mean ± deviation over seeds, a test against the base, the gap to the oracle.
+    """Compare runs: mean ± deviation over seeds, a test against the base, the gap to the oracle.
 
-    Runs of one method that differ only in their seed are one row.
-    gain: points above the base; p: one-sided paired t-test of it, over seeds.
-    gap closed: (method − base) / (oracle − base).
+    Runs of one method that differ only in their seed form one row.
+    gain: method − base in points, + is better; p: two-sided paired t-test over n seeds, corrected by Holm for several methods.
+    to oracle: method − oracle, − is below it; gap closed: (method − base) / (oracle − base), only if that gap is beyond noise.
     """
     _check(format, out, overwrite)
     from kinfolk.cli.options import screen
@@ -66,7 +71,7 @@ def compare(
         found.save(out, format)
         screen().print(f"{len(found.records)} rows: {out}", markup=False)
     elif format in (None, "table"):
-        _show(found, screen())
+        show_comparison(found, screen())
     else:
         typer.echo(found.to(str(format)), nl=False)
 
@@ -77,13 +82,13 @@ def _check(format: str | None, out: Path | None, overwrite: bool) -> None:
     if out is None:
         return
     if format == "table":
-        raise UsageError("--format table is for the screen; leave --out away, or give csv, markdown or latex")
+        raise UsageError("--format table is for the screen; leave out --out, or choose csv, markdown, latex or html")
     if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists; give another --out, or --overwrite to replace it")
+        raise UsageError(f"{out} exists; choose another file with --out, or replace it with --overwrite")
 
 
-def _show(found: Comparison, console: Console) -> None:
-    """One table where the screen is wide enough, else one for each section, in parts that fit."""
+def show_comparison(found: Comparison, console: Console) -> None:
+    """One table if the terminal is wide enough, else one for each section, in parts that fit."""
     from rich.text import Text
 
     from kinfolk.errors import printable
@@ -93,22 +98,20 @@ def _show(found: Comparison, console: Console) -> None:
     else:
         for section in dict.fromkeys(column.section for column in found.columns):
             columns = [column for column in found.columns if column.section == section]
-            if section == "tests":  # what they are of, once more
+            if section == "tests":  # repeat the figure that they are of
                 columns = [*(column for column in found.columns if column.key == found.figure), *columns]
             for part in _parts(found, columns, console):
                 console.print(_table(found, part), soft_wrap=False)
+    for sentence in found.sentences():
+        console.print(Text(printable(sentence)), soft_wrap=False)
     for line in (_caption(found), *found.notes):
         console.print(Text(printable(line), "dim"), soft_wrap=False)
 
 
 def _caption(found: Comparison) -> str:
-    numbers = {len(record["seeds"]) for record in found.records}
-    seeds = "seeds" if len(numbers) > 1 else f"{max(numbers)} seeds"
-    spread = "One seed each" if numbers == {1} else f"Mean ± standard deviation over {seeds}"
-    oracles = sorted({record["oracle"] for record in found.records} - {None})
-    known = f", the oracle is {' or '.join(oracles)}" if oracles else ""
-    tests = any(column.section == "tests" for column in found.columns)
-    return f"{spread}, in percent" + (f"; gain and the like are of {found.figure}{known}." if tests else ".")
+    from kinfolk.comparing.page import caption
+
+    return caption(found)
 
 
 def _table(found: Comparison, columns: list[Column]) -> Table:
@@ -133,7 +136,7 @@ def _fits(found: Comparison, columns: list[Column], console: Console) -> bool:
 
 
 def _parts(found: Comparison, columns: list[Column], console: Console) -> list[list[Column]]:
-    """As few parts as fit, of about the same number of columns; a single column is a part even where it does not."""
+    """As few parts as fit, of about the same number of columns; a single column is a part even if it does not fit."""
     for number in range(1, len(columns) + 1):
         size = -(-len(columns) // number)
         parts = [columns[start : start + size] for start in range(0, len(columns), size)]

@@ -44,7 +44,7 @@ def _show(found: ImageData) -> None:
     from rich.text import Text
 
     from kinfolk.cli.options import plain_table, screen
-    from kinfolk.data.captions import all_of
+    from kinfolk.data.captions import captions_of
     from kinfolk.errors import shown
 
     console, samples = screen(), found.samples
@@ -54,7 +54,7 @@ def _show(found: ImageData) -> None:
         sizes += f" to {widths.max()} × {heights.max()}"
     console.print(Text.assemble((f"{len(samples):,}", "bold"), f" images, {sizes} pixels"))
     if samples.captions is not None and samples.group_ids is not None:
-        count = sum(len(all_of(caption)) for caption in samples.captions)
+        count = sum(len(captions_of(caption)) for caption in samples.captions)
         groups = len(set(samples.group_ids.tolist()))
         console.print(f"{count:,} captions, {groups:,} groups; samples that share an image, a caption or a group are never negatives")
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))

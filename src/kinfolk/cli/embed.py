@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,9 +30,7 @@ def embed(
     run: RunFolder,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", help="File to write (.npy). A .parquet file with the samples is written next to it.", show_default=False
-        ),
+        typer.Option("--out", "-o", help="File to write: .npy with a .parquet of the samples next to it, or .csv.", show_default=False),
     ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
@@ -54,19 +51,17 @@ def embed(
 ) -> None:
     """Write the features of every sample as a float32 array, one row per sample.
 
-    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label.
+    Row i of the array belongs to row i of the Parquet file, which has id, key, split and label. A .csv file has all of it in one table.
     With --views, row i of each file is a different augmented view of the same sample, drawn as in training.
     """
-    if out.suffix != ".npy":
-        raise UsageError(f"--out (={out}) must end in .npy; the samples are written next to it as .parquet")
+    if out.suffix not in (".npy", ".csv"):
+        raise UsageError(f"--out (={out}) must end in .npy, with the samples next to it as .parquet, or in .csv")
     table = out.with_suffix(".parquet")
-    files = [out] if views is None else [out.with_name(f"{out.stem}-{number}.npy") for number in range(1, views + 1)]
-    if not overwrite and (existing := [path for path in (*files, table) if path.exists()]):
-        raise UsageError(f"{existing[0]} exists; give another --out, or --overwrite to replace it")
-    import numpy as np
-
+    files = [out] if views is None else [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, views + 1)]
+    written = files if out.suffix == ".csv" else [*files, table]
+    if not overwrite and (existing := [path for path in written if path.exists()]):
+        raise UsageError(f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite")
     from kinfolk.cli.options import print_refused, screen
-    from kinfolk.files import write_atomically
     from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run, restore
 
@@ -80,9 +75,10 @@ def embed(
     out.parent.mkdir(parents=True, exist_ok=True)
     for version, path in enumerate(files):
         features = _features(opened, images, framework, None if views is None else version, seed)
-        write_atomically(path, partial(np.save, arr=features))
-    images.samples.to_parquet(table)
-    named = ", ".join(str(path) for path in (*files, table))
+        _write(path, features, images)
+    if out.suffix == ".npy":
+        images.samples.to_parquet(table)
+    named = ", ".join(str(path) for path in written)
     screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {named}", markup=False)
 
 
@@ -99,3 +95,24 @@ def _features(opened: OpenedRun, images: ImageData, framework: Framework | None,
         return opened.features(images, views=views, progress=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return np.asarray(embed_all(framework, images, views, device=device, progress=True, projected=True).numpy(), dtype=np.float32)
+
+
+def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None:
+    """Writes the features atomically; a .csv file has the columns key, split, label and f0, f1, …"""
+    import numpy as np
+
+    from kinfolk.errors import escaped
+    from kinfolk.files import write_atomically, write_by_name
+
+    if path.suffix == ".csv":
+        import pyarrow as pa
+        import pyarrow.csv as pc
+
+        samples = images.samples
+        labels = [None] * len(samples) if samples.labels is None else [None if label < 0 else int(label) for label in samples.labels]
+        named = [None if label is None else escaped(samples.classes[label]) if samples.classes else str(label) for label in labels]
+        columns = {"key": pa.array([escaped(str(key)) for key in samples.keys]), "split": pa.array(list(samples.splits))}
+        columns |= {"label": pa.array(named, pa.string())} | {f"f{at}": pa.array(column) for at, column in enumerate(features.T)}
+        write_by_name(path, lambda unfinished: pc.write_csv(pa.table(columns), unfinished))
+        return
+    write_atomically(path, lambda file: np.save(file, features))

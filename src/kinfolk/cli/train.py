@@ -24,10 +24,22 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Run folder to write.", rich_help_panel=DATA, show_default=False)],
     data: Annotated[str | None, typer.Option("--data", "-d", help=SOURCE_HELP, rich_help_panel=DATA, show_default=False)] = None,
     labels_from_folders: LabelsFromFolders = False,
-    image_size: Annotated[int | None, typer.Option(metavar="N", help="Side of the views in pixels.", rich_help_panel=DATA)] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Side of the views in pixels. [dim]Default: that of the images, up to 224, on a CPU up to 64.[/]",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     method: Annotated[
         str | None,
-        typer.Option("--method", "-m", help="framework[+detector[:variant][:action]]; see `kinfolk methods`.", rich_help_panel=TRAINING),
+        typer.Option(
+            "--method",
+            "-m",
+            help="framework[+detector[:variant][:action]]; see `kinfolk methods`. [dim]Default: simclr.[/]",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     known_kin: Annotated[
         Path | None,
@@ -35,29 +47,78 @@ def train(
             metavar="FILE", help="Pairs from `kinfolk audit` for +known (.parquet or .csv).", rich_help_panel=TRAINING, show_default=False
         ),
     ] = None,
+    guide: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Start from a recipe: a name or a YAML file. --method replaces its method.", rich_help_panel=TRAINING),
+        typer.Option(
+            "--recipe", "--config", help="Start from a recipe: a name or a YAML file; see `kinfolk recipes`.", rich_help_panel=TRAINING
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="resnet10, resnet18, …, torchvision/NAME, timm/NAME.", rich_help_panel=TRAINING)] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Number of epochs.", rich_help_panel=TRAINING)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18; resnet10 for small images on a CPU.[/]",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of epochs. [dim]Default: 100, on a CPU 30.[/]", rich_help_panel=TRAINING)
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Samples per step, over all devices.", rich_help_panel=TRAINING)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Samples per step, over all devices. [dim]Default: 256, less for fewer than 2,048 samples.[/]",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    lr: Annotated[float | None, typer.Option(metavar="X", help="Learning rate before scaling.", rich_help_panel=TRAINING)] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help="Temperature of the loss.", rich_help_panel=TRAINING)] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.", rich_help_panel=TRAINING)] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Learning rate before scaling. [dim]Default: 0.03, times batch size / 256.[/]", rich_help_panel=TRAINING
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Temperature of the loss. [dim]Default: that of the framework.[/]", rich_help_panel=TRAINING),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed. [dim]Default: 0.[/]", rich_help_panel=TRAINING)] = None,
     init: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Initial weights: .safetensors or a state dict.", rich_help_panel=TRAINING, show_default=False),
     ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Module or .py file that registers own detectors or frameworks; repeatable.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting. Can be repeated.", rich_help_panel=TRAINING)
     ] = None,
-    devices: Annotated[str | None, typer.Option(help="Number of devices, or auto.", rich_help_panel=RUNNING)] = None,
-    num_nodes: Annotated[int | None, typer.Option(metavar="N", help="Number of machines.", rich_help_panel=RUNNING)] = None,
-    strategy: Annotated[str | None, typer.Option(help="Lightning strategy, e.g. ddp.", rich_help_panel=RUNNING)] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, 32, bf16-mixed, 16-mixed.", rich_help_panel=RUNNING)] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Number of devices, or auto. [dim]Default: auto, all GPUs.[/]", rich_help_panel=RUNNING)
+    ] = None,
+    num_nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of machines. [dim]Default: 1.[/]", rich_help_panel=RUNNING)
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="Lightning strategy, e.g. ddp. [dim]Default: auto.[/]", rich_help_panel=RUNNING)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, 32, bf16-mixed, 16-mixed. [dim]Default: auto.[/]", rich_help_panel=RUNNING)
+    ] = None,
     compile: Annotated[
         bool | None,
         typer.Option(
@@ -93,8 +154,13 @@ def train(
         raise UsageError(
             f"--known-kin needs a method with the detector `known`, such as --method {(method or 'simclr').partition('+')[0]}+known"
         )
+    if guide is not None and (method is None or "+guide" not in method.lower()) and not (method is None and (resume or recipe)):
+        raise UsageError(
+            f"--guide needs a method with the detector `guide`, such as --method {(method or 'simclr').partition('+')[0]}+guide"
+        )
     flags: dict[str, Any] = {
         "detector.pairs": None if known_kin is None else str(known_kin),
+        "detector.features": guide,
         "data.labels_from_folders": labels_from_folders or None,
         "data.workers": workers,
         "views.size": image_size,
@@ -102,6 +168,7 @@ def train(
         "model.init": None if init is None else str(init),
         "optimizer.lr": lr,
         "framework.temperature": temperature,
+        "plugins": plugin or None,
         "trainer.devices": int(devices) if devices is not None and devices.isdecimal() else devices,
         "trainer.num_nodes": num_nodes,
         "trainer.strategy": strategy,
@@ -126,7 +193,7 @@ def train(
         overwrite=overwrite,
         report=not no_report,
     )
-    if run.rank == 0 and not no_report:
+    if run.rank == 0 and not no_report and not run.unchanged:
         from kinfolk.cli.options import screen
 
         screen().print(f"Report: {run.path / 'report.html'}", markup=False)

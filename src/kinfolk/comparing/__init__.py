@@ -1,4 +1,4 @@
-"""Runs side by side: one table over methods and seeds."""
+"""Compares runs: one table over methods and seeds."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def compare(
     figure: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Comparison:
-    """One table over runs and seeds: mean ± deviation, a paired t-test against the base, the gap to the oracle.
+    """One table over runs and seeds: mean ± deviation, paired tests against the base with confidence intervals, the gap to the oracle.
 
-    Runs of one method that differ only in their seed are a row; what else tells runs of a method apart is in the row's name, as in
-    `simclr+glofnd (alpha 0.01)`. The test pairs runs of the same seed.
+    Runs of one method that differ only in their seed form a row. Other settings in which runs of a method differ are in the row's name, as
+    in `simclr+glofnd (alpha 0.01)`. Tests pair runs of the same seed; with several methods the p-values are corrected by Holm's method.
 
     Args:
-        runs: a run folder or several, or folders that hold several; all of the same data, and evaluated.
-        base: the row or method that all are compared with; by default each method's own framework, `simclr` for `simclr+glofnd`.
-        oracle: the row or method that knows the labels; by default the base with `+oracle:attract` or `+oracle`, where there is one.
-        figure: what the tests shown are of; by default `linear`, or what was measured first.
-        columns: what the table shows, by the names above its columns; by default all. `records` hold everything in any case.
+        runs: one or several run folders, or folders that contain several; evaluated, and all on the same data.
+        base: the row or method to compare with; by default each method's own framework, `simclr` for `simclr+glofnd`.
+        oracle: the row or method that uses the labels; by default the base with `+oracle:attract` or `+oracle`, if there is one.
+        figure: the figure for gains and tests; by default `linear`, or the first result.
+        columns: the columns to show, by their headers; by default all. `records` always contain everything.
 
     Returns:
-        The table, with `records`, `to_csv()`, `to_markdown()`, `to_latex()` and `save(path)`.
+        The table, with `records`, `sentences()`, `to_csv()`, `to_markdown()`, `to_latex()`, `to_html()` and `save(path)`.
     """
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     found, notes = read_runs([os.fspath(path) for path in paths])
@@ -41,8 +41,8 @@ def compare(
 
 
 def _unlike(rows: dict[str, list[One]]) -> list[str]:
-    """A note on settings, other than those of the method, that rows of different methods do not share."""
+    """A note on settings other than the method's own in which the rows differ."""
     keys = differing([runs[0].settings for runs in rows.values()])
     unlike = [key for key in keys if key.partition(".")[0] not in ("framework", "detector")]
     named = [key for key in unlike if not any(f"{key.rpartition('.')[2]} " in name.partition(" ")[2] for name in rows)]
-    return [f"The methods were not trained alike: {', '.join(named)}."] if named else []
+    return [f"The methods were not trained with the same settings: {', '.join(named)}."] if named else []

@@ -1,8 +1,6 @@
-"""The figures of one run: what the protocols measured, and what the journal says of its last epoch. Shares are in percent.
+"""Finds and reads the runs to compare, and checks that they are comparable: the same training samples, measured in the same way.
 
-The runs that are compared: found, read, and checked to be of the same data.
-
-Whether runs can be compared: the same samples to learn from, and the same to be measured on.
+The figures of a run are the results of the protocols and the metrics of its last epoch. Shares are in percent.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 DIRECTIONS = {"image_to_text": "i→t", "text_to_image": "t→i"}
 MAIN = {"accuracy", "nmi", "mean"}
-"""What a protocol is known by; other figures of it are named after it, as in `kin F1`."""
+"""Main figures of protocols, which are named after the protocol alone; others are named as in `kin F1`."""
 AVERAGE = "average"
 SHARES = {
     "top5": "top 5",
@@ -41,9 +39,9 @@ SHARES = {
     "fn_similarity": "FN similarity",
 }
 NOT_OF_THE_METHOD = ("exact",)
-"""What another rule would have found in the method's place."""
+"""Results of another rule than the method's own."""
 DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
-"""Of thresholds, in similarity; the lower the better."""
+"""Errors of thresholds, in similarity; lower is better."""
 JOURNAL = {
     "precision": "precision",
     "recall": "recall",
@@ -63,7 +61,7 @@ SECONDS = "seconds"
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Figures by name: `linear`, `semi 10 %`, … of the protocols, those of `JOURNAL`, and the median seconds of an epoch."""
+    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), those of `JOURNAL`, and the median seconds of an epoch."""
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in JOURNAL if name in last}
     for result in record.results:
@@ -73,8 +71,8 @@ def figures_of(record: Record) -> dict[str, float]:
 
 
 def measured(protocol: str, result: Mapping[str, Any]) -> dict[str, float]:
-    """What a protocol found: its main figure under its own name, others under both names; of one that has parts, each part's main figure
-    and top-5, and the average over the parts where there are several, as in the papers' tables.
+    """The figures of a protocol: the main figure under the protocol's name, others under both names. For a protocol with parts, the main
+    figure and top-5 of each part, and the average over several parts, as in the papers' tables.
 
     Example:
         >>> measured("semi", {"accuracy": 0.5, "fractions": [{"fraction": 0.1, "accuracy": 0.5}]})
@@ -127,17 +125,16 @@ def _is_number(value: object) -> bool:
 
 
 ASIDE = ("method", "seed", "trainer", *WITHOUT_EFFECT)
-"""Settings that make no row of its own."""
+"""Settings that do not distinguish rows."""
 OF_DATA = ("data.image_size", "data.depth")
-"""Of the data's settings those that do; whether the data are the same is asked of the samples themselves."""
+"""Settings of the data that do; whether the data are the same is checked by the samples themselves."""
 DEPTH = 3
-"""How far below a folder runs are looked for."""
+"""How deep below a folder runs are searched."""
 
 
 @dataclass(frozen=True)
 class One:
-    """A run with its figures: what it is called, its settings flattened, on what each protocol was measured, and which parts each average
-    is over."""
+    """A run with its figures, its flattened settings, what each protocol was measured on, and the parts of each average."""
 
     path: Path
     method: str
@@ -150,7 +147,7 @@ class One:
 
 
 def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
-    """The runs at or below `paths`, and a note on those that were left out because nothing was measured."""
+    """The runs at or below `paths`, and notes on what was left out."""
     runs, left_out = [], []
     for given in map(Path, paths):
         folders = _folders(given)
@@ -166,7 +163,7 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
     if not runs:
         raise UsageError("none of the runs has results to compare; measure them with `kinfolk eval`")
     require_same_data(runs)
-    notes = [f"Left out, because nothing was measured: {_few(left_out)}."] if left_out else []
+    notes = [f"Left out because nothing was measured: {_few(left_out)}."] if left_out else []
     for name in dict.fromkeys(name for run in runs for name in run.averaged):
         if len({run.averaged[name] for run in runs if name in run.averaged}) > 1:
             runs = [replace(run, figures={key: value for key, value in run.figures.items() if not key.startswith(name)}) for run in runs]
@@ -184,7 +181,7 @@ def _folders(path: Path) -> list[Path]:
             found.append(Path(place))
             names.clear()
     if not found:
-        raise UsageError(f"{path} holds no run, nor do folders in it: there is no config.yaml; give what `kinfolk train --out` wrote")
+        raise UsageError(f"{path} contains no run folder (no config.yaml); give a folder that `kinfolk train --out` wrote")
     return found
 
 
@@ -213,13 +210,13 @@ def _few(names: Sequence[str]) -> str:
 
 
 HOW = ("probe", "k", "temperature", "normaliser", "finetuning", "features", "normalised_by")
-"""Settings of a protocol that results must share."""
+"""Settings of a protocol that must be equal in all results."""
 USUAL = {"normaliser": "arithmetic", "finetuning": "ifnd"}
-"""What results of earlier versions, which do not name it, were measured with."""
+"""Settings of results of earlier versions, which do not record them."""
 
 
 def where_measured(result: Mapping[str, Any], own: str | None) -> tuple[str, ...]:
-    """What must be alike for two results to be comparable; the run's own data is known by its samples, not by its path."""
+    """Everything that must be equal for two results to be comparable; the run's own data is identified by its samples, not by its path."""
     data = "the run's own data" if result.get("data") == own else str(result.get("data"))
     counts = [f"{result[key]:,} to {key}" for key in ("train", "test") if isinstance(result.get(key), int)]
     how = [f"{key.replace('_', ' ')} {result[key]}" for key in HOW if key in result and result[key] != USUAL.get(key)]
@@ -227,7 +224,7 @@ def where_measured(result: Mapping[str, Any], own: str | None) -> tuple[str, ...
 
 
 def require_same_data(runs: Sequence[One]) -> None:
-    """Refuses runs that learnt from other samples than the first, or were measured otherwise."""
+    """Refuses runs with other training samples than the first, or measured in another way."""
     import pyarrow.parquet as pq
 
     def samples(run: One) -> Any:
@@ -241,7 +238,7 @@ def require_same_data(runs: Sequence[One]) -> None:
             sizes = ["" if table is None else f" ({len(table):,} samples)" for table in (its, ours)]
             raise UsageError(
                 f"{first.path} learnt from {first.source}{sizes[0]} and {run.path} from {run.source}{sizes[1]}, which are different data; "
-                "compare runs on the same"
+                "compare runs on the same data"
             )
         for name in first.measured_on.keys() & run.measured_on.keys():
             if run.measured_on[name] != first.measured_on[name] and run.settings.get("data.depth") == first.settings.get("data.depth"):

@@ -1,9 +1,4 @@
-"""Runs in rows: by method and settings, one for each seed.
-
-The table over runs and seeds: a record for each row, and which columns of it are shown.
-
-A comparison as text: the cells as a reader sees them, CSV, Markdown and LaTeX.
-"""
+"""The table over runs and seeds: rows by method and settings, one record for each row, and its text as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -16,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.comparing.runs import DISTANCES, JOURNAL, SECONDS, One
-from kinfolk.comparing.statistics import base_of, counterpart, gap_closed, oracle_of, p_value
+from kinfolk.comparing.statistics import LEVEL, base_of, counterpart, gap_closed, holm, interval, oracle_of, p_value
 from kinfolk.errors import UsageError, csv_text
 from kinfolk.files import write_text
 
 
 def rows_of(runs: Sequence[One]) -> dict[str, list[One]]:
-    """Runs of one method and one configuration are a row, one for each seed; settings that tell rows of a method apart are in its name."""
+    """Groups runs of one method and configuration into rows, one run for each seed; settings in which rows of a method differ are in the
+    name."""
     kinds: dict[str, list[list[One]]] = {}
     for run in runs:
         groups = kinds.setdefault(run.method, [])
@@ -44,18 +40,18 @@ def rows_of(runs: Sequence[One]) -> dict[str, list[One]]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose value is not the same in all."""
+    """Keys whose values differ."""
     keys = dict.fromkeys(key for each in settings for key in each)
     return [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
 
 
 def _place(method: str) -> int:
-    """A framework stands before its detectors, and the oracle after them."""
+    """Order of rows: the framework alone, then its detectors, then the oracle."""
     return 0 if "+" not in method else 2 if "+oracle" in method else 1
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """The last part of a key where that is enough to know it by."""
+    """The last part of a key if it is unique, else the whole key."""
     last = key.rpartition(".")[2]
     return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
@@ -67,7 +63,7 @@ def _value(value: Any) -> str:
 
 
 ORACLES = ("oracle:attract", "oracle")
-ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
+ENDINGS = {".csv": "csv", ".md": "markdown", ".tex": "latex", ".html": "html"}
 
 
 @dataclass(frozen=True)
@@ -75,12 +71,14 @@ class Comparison:
     """One table over runs and seeds.
 
     Args:
-        records: a mapping for each row: `method`, `seeds`, `base`, `oracle`; of every figure F its mean `F`, `F_deviation` and `F_runs`;
-            of what was measured also `F_gain` (above the base), `F_p` (one-sided paired t-test), `F_to_oracle` and `F_gap_closed`.
-            Shares and gains are in percent; what there is not is None.
-        columns: what of it the table shows.
-        figure: what the tests that it shows are of.
-        notes: what a reader should know.
+        records: one mapping for each row: `method`, `seeds`, `base`, `oracle`; for every figure F its mean `F`, `F_deviation`, `F_runs`
+            and the confidence interval of the mean `F_low`, `F_high`; for results also `F_gain` (method − base), `F_pairs` (seeds that
+            both have), `F_gain_low` and `F_gain_high` (95 % confidence interval), `F_p` (two-sided paired t-test), `F_p_holm` (corrected
+            for the number of methods), `F_verdict` ("better", "worse", "not significant" or "no test"), `F_to_oracle` (method − oracle)
+            and `F_gap_closed`. Shares and differences are in percent; missing values are None.
+        columns: the columns of the table.
+        figure: the figure that gains and tests are of.
+        notes: remarks for the reader.
     """
 
     records: list[dict[str, Any]]
@@ -89,13 +87,17 @@ class Comparison:
     notes: list[str]
 
     def to(self, kind: str) -> str:
-        """As text: "csv", "markdown" or "latex"."""
+        """As text: "csv", "markdown", "latex" or "html"."""
+        if kind == "html":
+            from kinfolk.comparing.page import render
+
+            return render(self, [(record["method"], [cell(record, column) for column in self.columns]) for record in self.records])
         if kind not in WRITERS:
-            raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(WRITERS)}")
+            raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(WRITERS)}, html")
         return WRITERS[kind](self.records, self.columns)
 
     def to_csv(self) -> str:
-        """All of `records`, in plain numbers."""
+        """All of `records` as plain numbers."""
         return self.to("csv")
 
     def to_markdown(self) -> str:
@@ -105,11 +107,19 @@ class Comparison:
         """A `tabular` for the package booktabs."""
         return self.to("latex")
 
+    def to_html(self) -> str:
+        """A page with the intervals drawn, in one file."""
+        return self.to("html")
+
+    def sentences(self) -> list[str]:
+        """The comparison of each method with its base in words."""
+        return [sentence(record, self.figure) for record in self.records if record[f"{self.figure}_gain"] is not None]
+
     def save(self, path: str | os.PathLike[str], kind: str | None = None) -> None:
-        """Writes the file as `kind`, or as its ending says: .csv, .md or .tex."""
+        """Writes the file as `kind`, or by its ending: .csv, .md, .tex or .html."""
         ending = Path(path).suffix
         if kind is None and ending not in ENDINGS:
-            raise UsageError(f"the file (={path}) must end in {', '.join(ENDINGS)}, or its format be given")
+            raise UsageError(f"the file (={path}) must end in {', '.join(ENDINGS)}, or its format must be given")
         text = self.to(kind or ENDINGS[ending])
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_text(Path(path), text)
@@ -140,6 +150,8 @@ def tabulate(
     if chosen not in results:
         raise UsageError(f"`figure` (={figure}) was not measured; there are: {', '.join(results)}")
     records = [_record(name, rows, base, oracle, results, journal) for name in rows]
+    for key in results:
+        _add_verdicts(records, key)
     short = [key for key in results if any(record[f"{key}_runs"] not in (0, len(record["seeds"])) for record in records)]
     missing = [f"{key} is missing in some runs of a row: its mean is over the others." for key in short]
     columns = _columns(records, results, journal, chosen)
@@ -156,21 +168,66 @@ def _record(
     for key in (*results, *journal):
         ours = [run[key] for run in figures[name] if key in run]
         record[key] = statistics.mean(ours) if ours else None
+        low_high = interval(ours) or (None, None)
         record |= {f"{key}_deviation": statistics.stdev(ours) if len(ours) > 1 else None, f"{key}_runs": len(ours)}
+        record |= {f"{key}_low": low_high[0], f"{key}_high": low_high[1]}
         if key in journal:
             continue
         pairs = [] if low is None else _paired(rows[name], rows[low], key)
         record[f"{key}_gain"] = None if low is None else _difference(figures[name], figures[low], key)
-        better, worse = ([pair[side] for pair in pairs] for side in ((1, 0) if _is_distance(key) else (0, 1)))
-        record[f"{key}_p"] = p_value(better, worse)
+        gain_low, gain_high = interval([one - other for one, other in pairs]) or (None, None)
+        record |= {f"{key}_pairs": len(pairs), f"{key}_gain_low": gain_low, f"{key}_gain_high": gain_high}
+        record[f"{key}_p"] = p_value([one for one, _ in pairs], [other for _, other in pairs], "two-sided")
         record[f"{key}_to_oracle"] = None if high in (None, name) else _difference(figures[name], figures[str(high)], key)
-        closed = None if high is None else gap_closed(name, figures, base, key, high)
+        clear = high is not None and _is_clear_gap(rows[high], rows[low or name], key)
+        closed = gap_closed(name, figures, base, key, high) if clear else None
         record[f"{key}_gap_closed"] = None if closed is None else 100 * closed
     return record
 
 
+def _is_clear_gap(oracle: Sequence[One], base: Sequence[One], key: str) -> bool:
+    """Whether the oracle differs from the base by more than noise: the interval of their difference does not contain 0. Unknown, and so not
+    clear, for fewer than two seeds."""
+    found = interval([one - other for one, other in _paired(oracle, base, key)])
+    return found is not None and (found[0] > 0 or found[1] < 0)
+
+
+def _add_verdicts(records: list[dict[str, Any]], key: str) -> None:
+    """Adds the corrected p-values and the verdicts. The oracle is a reference, so its test does not count for the correction."""
+    tested = [record for record in records if record["oracle"] != record["method"]]
+    corrected = dict(zip((record["method"] for record in tested), holm([record[f"{key}_p"] for record in tested]), strict=True))
+    for record in records:
+        p = corrected.get(record["method"], record[f"{key}_p"])
+        record[f"{key}_p_holm"] = p
+        gain = record[f"{key}_gain"]
+        if gain is None:
+            record[f"{key}_verdict"] = None
+        elif p is None:
+            record[f"{key}_verdict"] = "no test"
+        elif p >= 1 - LEVEL:
+            record[f"{key}_verdict"] = "not significant"
+        else:
+            record[f"{key}_verdict"] = "better" if (gain > 0) != _is_distance(key) else "worse"
+
+
+def sentence(record: Mapping[str, Any], key: str) -> str:
+    """How a method compares with its base, in words."""
+    gain, pairs, p = record[f"{key}_gain"], record[f"{key}_pairs"], record[f"{key}_p_holm"]
+    digits = 4 if _is_distance(key) else 1
+    unit = "" if _is_distance(key) else " points"
+    text = f"{record['method']}: {gain:+.{digits}f}{unit} of {key} against {record['base']}"
+    if p is None:
+        few = "no seed in common" if not pairs else "one seed in common" if pairs == 1 else "no variation between seeds"
+        return f"{text}; {few}, so there is no test."
+    low, high = record[f"{key}_gain_low"], record[f"{key}_gain_high"]
+    found = f"95% interval {low:+.{digits}f} to {high:+.{digits}f}, n = {pairs} seeds, {'p < 0.001' if p < 0.0005 else f'p = {p:.3f}'}"
+    verdict = record[f"{key}_verdict"]
+    ending = "not significant, so it may be noise" if verdict == "not significant" else f"significantly {verdict}"
+    return f"{text} ({found}): {ending}."
+
+
 def _paired(ours: Sequence[One], base: Sequence[One], key: str) -> list[tuple[float, float]]:
-    """The figure in both rows, of the seeds that both have."""
+    """The figure in both rows, for the seeds that both have."""
     other = {run.seed: run.figures[key] for run in base if key in run.figures}
     return [(run.figures[key], other[run.seed]) for run in ours if key in run.figures and run.seed in other]
 
@@ -181,7 +238,11 @@ def _difference(ours: Sequence[Mapping[str, float]], other: Sequence[Mapping[str
 
 
 def _columns(records: Sequence[Mapping[str, Any]], results: Sequence[str], journal: Sequence[str], chosen: str) -> list[Column]:
-    tests = {"gain": "gain", "p": "p", "to_oracle": "to oracle", "gap_closed": "gap closed"}
+    several = sum(record[f"{chosen}_p"] is not None and record["oracle"] != record["method"] for record in records) > 1
+    tests = {"gain": "gain", "gain_low": "95% interval", "pairs": "n", "p": "p", "p_holm": "p (Holm)", "verdict": "verdict"}
+    tests |= {"to_oracle": "to oracle", "gap_closed": "gap closed"}
+    if not several:
+        del tests["p_holm"]
     alike = len({tuple(record["seeds"]) for record in records}) == 1
     columns = [
         *([] if alike else [Column("seeds", "seeds", "count", "results")]),
@@ -189,7 +250,9 @@ def _columns(records: Sequence[Mapping[str, Any]], results: Sequence[str], journ
         *(Column(f"{chosen}_{kind}", head, kind, "tests") for kind, head in tests.items()),
         *(Column(key, {**JOURNAL, SECONDS: "s / epoch"}[key], "spread", "journal") for key in journal),
     ]
-    return [column for column in columns if any(record[column.key] is not None for record in records)]
+    present = [column for column in columns if any(record[column.key] is not None for record in records)]
+    has_base = any(record["base"] is not None for record in records)
+    return [column for column in present if has_base or column.kind != "pairs"]
 
 
 def _chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
@@ -201,7 +264,7 @@ def _chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
 
 
 def _is_distance(key: str) -> bool:
-    """Whether less of it is better."""
+    """Whether lower values are better."""
     return key.rpartition(" ")[2] in DISTANCES.values()
 
 
@@ -215,10 +278,10 @@ class Column:
     """A column of a table.
 
     Args:
-        key: of the records.
-        head: what stands above it.
-        kind: "spread" (mean ± deviation), "distance" (the same, with more digits), "count", "gain", "p", "to_oracle" or "gap_closed".
-        section: "results", "tests" or "journal"; where the screen is narrow, each is a table of its own.
+        key: key of the records.
+        head: text of the header.
+        kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the kind of a test.
+        section: "results", "tests" or "journal"; on a narrow terminal each section is a table of its own.
     """
 
     key: str
@@ -228,7 +291,7 @@ class Column:
 
 
 def cell(record: Mapping[str, Any], column: Column) -> str:
-    """The value as a reader sees it, – where there is none."""
+    """The value as text, – if it is missing."""
     value = record[column.key]
     if value is None:
         return "–"
@@ -238,13 +301,19 @@ def cell(record: Mapping[str, Any], column: Column) -> str:
         return f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
     if column.kind == "count":
         return str(len(value))
-    if column.kind == "p":
+    if column.kind in ("p", "p_holm"):
         return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+    if column.kind == "pairs":
+        return "–" if record["base"] is None else str(value)
+    if column.kind == "verdict":
+        return str(value)
+    if column.kind == "gain_low":
+        return f"{value:+.1f} to {record[column.key.removesuffix('_low') + '_high']:+.1f}"
     return f"{value:.0f} %" if column.kind == "gap_closed" else f"{value:+.1f}"
 
 
 def write_csv(records: Records, columns: Sequence[Column]) -> str:
-    """All that the records hold, whatever the columns; empty where there is nothing."""
+    """All values of the records, whatever the columns; missing values are empty."""
     rows = ({**record, "seeds": " ".join(map(str, record["seeds"]))} for record in records)
     return csv_text(list(records[0]), [[row[key] for key in records[0]] for row in rows])
 
@@ -270,7 +339,7 @@ def _latex(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    """Numbers are set as mathematics, so that minus and ± are what they look like."""
+    """Sets numbers in mathematics mode, so that minus and ± are printed correctly."""
     if re.fullmatch(r"[<+\-]?[\d.]+( ± [\d.]+)?( %)?", text):
         return "$" + text.replace("±", r"\pm").replace(" %", r"\,\%") + "$"
     return _latex(text)

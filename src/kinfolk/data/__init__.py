@@ -1,1 +1,1 @@
-"""Images from any source, each with a stable id, decoded once."""
+"""Data: images from any source, each with a stable sample id, decoded once, and their augmented views."""

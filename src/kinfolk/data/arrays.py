@@ -1,6 +1,6 @@
-"""What an array of images means: where its channels are, and how its values become 0 … 255.
+"""Images as arrays: in memory, in a `.npz`, or in a memory-mapped `.npy`.
 
-Images as arrays: in memory, in a `.npz`, or in a memory-mapped `.npy`.
+The axis of the channels and the range of the values are found out, and all values are converted to uint8 by one rule per array.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Scale:
-    """Values become uint8 by `round(value * factor)`; `factor` 1 on integers only casts."""
+    """Converts values to uint8 by `round(value * factor)`; a factor of 1 only casts integers."""
 
     factor: float
 
@@ -41,7 +41,7 @@ class Scale:
 
 
 def find_layout(images: Pixels, what: str) -> Pixels:
-    """A view of the shape (N, H, W) or (N, H, W, C)."""
+    """A view of the images with shape (N, H, W) or (N, H, W, C)."""
     shape = images.shape
     if images.ndim == 4:
         last, second = shape[3] in _CHANNELS, shape[1] in _CHANNELS
@@ -60,9 +60,10 @@ def find_layout(images: Pixels, what: str) -> Pixels:
 
 
 def find_scale(images: Pixels, what: str) -> Scale:
-    """How the values of all images become uint8: one rule for all, so that no image is stretched on its own.
+    """How values are converted to uint8, with one rule for all images, so that no image is stretched on its own.
 
-    uint8 stays; bool and floats in [0, 1] are × 255; integers in 0 … 255 are cast; uint16 above 255 is × 255 / 65535.
+    uint8 stays; bool and floats in [0, 1] are multiplied by 255; integers in 0 … 255 are cast; uint16 above 255 is multiplied by
+    255 / 65535.
     """
     kind = images.dtype.kind
     if images.dtype == np.uint8 or len(images) == 0:
@@ -84,7 +85,7 @@ def find_scale(images: Pixels, what: str) -> Scale:
 
 
 def _value_range(images: Pixels, what: str) -> tuple[float, float]:
-    """Least and greatest value, in pieces so that a memory-mapped array is never held at once. Not-a-number is refused."""
+    """Lowest and highest value, read in pieces so that a memory-mapped array is never loaded as a whole. NaN is refused."""
     step = max(1, _CHUNK_BYTES // max(1, images[0].nbytes))
     low, high = np.inf, -np.inf
     for start in range(0, len(images), step):
@@ -136,8 +137,8 @@ def array_source(
 ) -> ArraySource:
     """A source of (images, labels or None) per split.
 
-    Images may be (N, H, W), (N, H, W, C) or, where it is unambiguous, (N, C, H, W), with C of 1, 3 or 4; uint8, or what
-    `find_scale` takes to uint8.
+    Images may be (N, H, W), (N, H, W, C) or, if unambiguous, (N, C, H, W), with C of 1, 3 or 4; of type uint8, or of a type that
+    `find_scale` accepts.
     """
     parts: list[tuple[Pixels, Scale]] = []
     for split, (images, _) in splits.items():
@@ -163,10 +164,10 @@ def array_source(
 
 
 def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
-    """A `.npz` with `x_train` / `y_train` / `x_test` / `y_test` or `images` / `labels` (and perhaps `classes`), or a `.npy`."""
+    """Opens a `.npz` with `x_train`, `y_train`, `x_test`, `y_test` or with `images`, `labels` (and perhaps `classes`), or a `.npy`."""
     modified_ns, name, classes = path.stat().st_mtime_ns, f"`{path}`", None
     if path.suffix.lower() == ".npy":
-        with _clear_errors(name), np.errstate(over="ignore"):  # of a shape that no memory holds; numpy refuses it a line later
+        with _clear_errors(name), np.errstate(over="ignore"):  # a shape too large for any memory is refused by numpy a line later
             images = np.lib.format.open_memmap(path, mode="r")
         return array_source({"train": (images, labels)}, name=name, modified_ns=modified_ns)
     with ExitStack() as stack:
@@ -191,7 +192,7 @@ def open_arrays(path: Path, labels: npt.ArrayLike | None = None) -> ArraySource:
 
 
 def _check_size(archive: zipfile.ZipFile, array: str) -> None:
-    """Refuses an array whose header gives another size than the archive has bytes for: numpy would ask for the memory first."""
+    """Refuses an array whose header does not fit the bytes in the archive: numpy would allocate the memory first."""
     info = archive.getinfo(f"{array}.npy" if f"{array}.npy" in archive.namelist() else array)
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
@@ -204,7 +205,7 @@ def _check_size(archive: zipfile.ZipFile, array: str) -> None:
 
 @contextmanager
 def _clear_errors(what: str) -> Iterator[None]:
-    """Pickled objects are never loaded, for they could run code; this says so, and what else is wrong with a file."""
+    """Turns errors of numpy into sentences. Pickled objects are never loaded, because they could run code."""
     try:
         yield
     except KinfolkError:
@@ -212,5 +213,5 @@ def _clear_errors(what: str) -> Iterator[None]:
     except Exception as error:  # readers raise nearly anything on a broken file
         if "object" in str(error).lower() or "pickle" in str(error).lower():
             hint = "save it as one array of numbers"
-            raise KinfolkError(f"{what} holds Python objects, not numbers, and is not loaded (it could run code); {hint}") from error
+            raise KinfolkError(f"{what} holds Python objects, not numbers, and is not loaded, because it could run code; {hint}") from error
         raise KinfolkError(f"{what} is not a readable array: {first_line(error)}") from error

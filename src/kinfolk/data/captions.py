@@ -1,7 +1,6 @@
-"""A column of texts in Arrow's layout: one block of characters instead of an object for each text, and shared between processes where the
-block is a memory-mapped file.
+"""Captions: which of them can be used, when two are the same, and columns of texts in Arrow's compact layout.
 
-Captions as they are written, and which of them can't be used.
+A `TextColumn` is one block of characters instead of a Python object per text; processes share it if the block is a memory-mapped file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 
 @final
 class TextColumn(Sequence[Any]):
-    """Reads like a list of texts, None for a missing one; a list of texts is a tuple, and eight bytes are 16 hexadecimal digits.
+    """A column that reads like a list of texts, with None for a missing one. Lists of texts read as tuples, eight bytes as 16 hex digits.
 
     Args:
         array: of strings, dictionary-encoded strings, lists of strings, or eight bytes each.
@@ -38,7 +37,7 @@ class TextColumn(Sequence[Any]):
 
     @classmethod
     def of(cls, values: Sequence[Any], *, few: bool = False) -> TextColumn:
-        """The compact form of any sequence of texts. `few`: of few different ones, so that a number stands for each."""
+        """The compact form of any sequence of texts. `few`: there are few different ones, so each is stored as a number."""
         import pyarrow as pa
 
         if isinstance(values, TextColumn):
@@ -85,7 +84,7 @@ class TextColumn(Sequence[Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the column, wherever they are."""
+        """Size of the column in bytes, in memory or in a mapped file."""
         return int(self.array.nbytes)
 
     def take(self, rows: npt.NDArray[np.int64]) -> TextColumn:
@@ -95,7 +94,7 @@ class TextColumn(Sequence[Any]):
         return TextColumn(_single(self.array.take(pa.array(rows))))
 
     def rows_of(self, value: str) -> npt.NDArray[np.int64]:
-        """Where the text is `value`, in order."""
+        """The rows whose text is `value`, in order."""
         import pyarrow.compute as pc
 
         return np.flatnonzero(pc.fill_null(pc.equal(self.array, value), False).to_numpy(zero_copy_only=False))
@@ -105,8 +104,10 @@ class TextColumn(Sequence[Any]):
         return len(self.rows_of(value)) if isinstance(value, str) and not _is_digest(self.array) else super().count(value)
 
     def plain(self) -> list[bytes]:
-        """The lengths of all texts, −1 for a missing one, and their characters, the same for any layout of the column; of lists of texts,
-        the lengths of the lists before that."""
+        """The lengths of all texts (−1 for a missing one) and their characters, which do not depend on the layout of the column.
+
+        For lists of texts, the lengths of the lists come first.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -129,7 +130,7 @@ class TextColumn(Sequence[Any]):
 
     @cached_property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """A number for each text, the same where the texts are; of eight bytes, the bytes themselves, without a copy."""
+        """A number for each text, equal where the texts are equal; for eight bytes, the bytes themselves, without a copy."""
         if _is_digest(self.array) and not self.array.null_count:
             bytes_ = self.array.buffers()[1]
             return np.frombuffer(bytes_, dtype=np.int64, count=len(self), offset=8 * self.array.offset)
@@ -157,31 +158,31 @@ def _dictionary(column: TextColumn) -> Any:
 
 
 def _single(array: Any) -> Any:
-    """One array of what may come in several."""
+    """The column as one array, also if it consists of several chunks."""
     import pyarrow as pa
 
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 LONGEST = 10_000
-"""A caption of so many characters, or more, is a document or a mistake."""
+"""A caption of at least this many characters is a document or a mistake."""
 
 Caption = str | tuple[str, ...]
-"""The caption of a sample, or several, of which one is drawn at each visit."""
+"""The caption of a sample, or several, of which one is drawn each time the sample is used."""
 
 
-def all_of(caption: Caption | None) -> tuple[str, ...]:
+def captions_of(caption: Caption | None) -> tuple[str, ...]:
     """The captions of one sample, none or more."""
     return () if caption is None else (caption,) if isinstance(caption, str) else caption
 
 
 def normalised(caption: str) -> str:
-    """What two captions must share to be the same: composed Unicode (NFC), lower case, single spaces."""
+    """The form in which equal captions are the same: composed Unicode (NFC), lower case, single spaces."""
     return " ".join(unicodedata.normalize("NFC", caption).lower().split())
 
 
 def why_refused(caption: str | None) -> str | None:
-    """The reason why a caption can't be used, or None. Bytes that are not UTF-8 stand in it as lone surrogates."""
+    """The reason why a caption can't be used, or None. Bytes that are not UTF-8 are represented by lone surrogates."""
     if caption is None or not caption.strip():
         return "the caption is empty"
     if len(caption) >= LONGEST:
@@ -189,14 +190,14 @@ def why_refused(caption: str | None) -> str | None:
     if not is_text(caption):
         return "the caption is not valid UTF-8"
     if not any(letter.isprintable() and not letter.isspace() for letter in caption):
-        return "the caption is empty: nothing in it can be seen"
+        return "the caption is empty: it has no visible characters"
     return None
 
 
-def sort_out(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
-    """The usable part of a cell, and (number, reason) of each of its captions that is not; number 0 is the cell as a whole.
+def usable_captions(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
+    """The usable captions of a cell, and (number, reason) of each caption that can't be used; number 0 is the cell as a whole.
 
-    A cell with a list has several captions, those that are good stay. A cell without a good one has none.
+    Of a list of captions the usable ones are kept.
     """
     if not isinstance(value, list | tuple):
         text = decoded(value)
@@ -210,14 +211,14 @@ def sort_out(value: Any) -> tuple[Caption | None, list[tuple[int, str]]]:
 
 
 def decoded(value: Any) -> str | None:
-    """A cell as text: bytes as UTF-8, with lone surrogates for what is none."""
+    """A cell as text. Bytes are read as UTF-8; those that are not UTF-8 become lone surrogates."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return None if value is None or value != value else str(value)
 
 
 def is_text(value: str) -> bool:
-    """Whether every table can hold it: no lone surrogates."""
+    """Whether the text can be stored in any table, that is, has no lone surrogates."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -225,8 +226,8 @@ def is_text(value: str) -> bool:
     return True
 
 
-def alike(captions: Sequence[Caption | None]) -> list[Caption | None]:
-    """All of one kind: where a sample has several captions, a single one is a tuple too."""
+def same_type(captions: Sequence[Caption | None]) -> list[Caption | None]:
+    """The captions in one type: if any sample has several, a single caption becomes a tuple too."""
     if not any(isinstance(caption, tuple) for caption in captions):
         return list(captions)
-    return [None if caption is None else all_of(caption) for caption in captions]
+    return [None if caption is None else captions_of(caption) for caption in captions]

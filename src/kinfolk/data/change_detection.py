@@ -1,11 +1,11 @@
-"""Is the data still what it was? Files whose size and time of modification agree are not read again."""
+"""Whether data has changed since a run began. Files whose size and modification time are unchanged are not read again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kinfolk.data.captions import alike
+from kinfolk.data.captions import same_type
 from kinfolk.data.decode import digest
 from kinfolk.data.sample_table import Samples, first_unequal, key_difference, value_difference
 from kinfolk.data.source import Item, Source
@@ -18,7 +18,7 @@ def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[st
     """Raises `KinfolkError` naming the first difference between `samples` (as stored) and `source` (as it is).
 
     Args:
-        refused: the stored quarantine; a source still lists these files, and they don't count as added.
+        refused: the stored quarantine; the source still lists these files, but they do not count as added.
     """
     known, out = set(samples.keys), {path for path, _ in refused}
     items = source.items()
@@ -30,12 +30,12 @@ def check_unchanged(samples: Samples, source: Source, refused: Iterable[tuple[st
 
 
 def arrange(items: Sequence[Item]) -> list[int]:
-    """The order of ids: training first, then "val", "test" and others by name; within a split the order of the source."""
+    """The items in the order of their ids: split "train" first, then "val", "test" and others by name; within a split in source order."""
     return sorted(range(len(items)), key=lambda index: (SPLIT_RANK.get(items[index].split, 3), items[index].split))
 
 
 def content_change(samples: Samples, source: Source, order: Sequence[int]) -> str | None:
-    """The first sample whose bytes are not what they were; row r of `samples` is item `order[r]` of `source`."""
+    """A sentence on the first sample whose bytes have changed, or None; row r of `samples` is item `order[r]` of `source`."""
     items = source.items()
     sizes, times = samples.sizes_bytes.tolist(), samples.modified_ns.tolist()
     for row, index in enumerate(order):
@@ -46,7 +46,7 @@ def content_change(samples: Samples, source: Source, order: Sequence[int]) -> st
             continue
         key = samples.keys[row]
         if status is None and source.path(index) is not None:
-            return f"sample {row} ({shown(key)}) is missing now"
+            return f"sample {row} ({shown(key)}) is now missing"
         if status is not None and status[0] != sizes[row]:
             return value_difference(row, key, "bytes", sizes[row], status[0])
         try:
@@ -66,7 +66,7 @@ def _annotation_change(samples: Samples, source: Source, order: Sequence[int]) -
     columns: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
         ("split", samples.splits, [items[index].split for index in order]),
         ("label", [None if label < 0 else label for label in labels], [source.label(index) for index in order]),
-        ("caption", samples.captions or [None] * len(order), alike([items[index].caption for index in order])),
+        ("caption", samples.captions or [None] * len(order), same_type([items[index].caption for index in order])),
         ("group", samples.groups or [None] * len(order), [items[index].group for index in order]),
     ]
     for name, was, now in columns:

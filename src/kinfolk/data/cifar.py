@@ -1,11 +1,7 @@
-"""The official CIFAR-10 and CIFAR-100 archives (python version), read without running anything in them.
+"""The official CIFAR-10 and CIFAR-100 archives (python version), read without running code in them, and CIFAR-100's superclasses.
 
-Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. The archives hold pickles. A pickle is a program; here it may
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. The archives hold pickles, and a pickle is a program. Here it can
 only call the stand-ins below, which record the bytes of an array.
-
-The 20 superclasses of CIFAR-100 and the five classes of each, by the names of the official archive.
-
-Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 from __future__ import annotations
@@ -51,8 +47,10 @@ CIFAR100 = Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labe
 
 
 def find_cifar(path: Path) -> tuple[Path, Layout] | None:
-    """The archive, the extracted folder or the folder above it; None if `path` is none of these, or a `.tar` that can't be read to its end:
-    shards are read as far as they go."""
+    """Finds the archive, the extracted folder or the folder above it. None if `path` is none of these.
+
+    Also None for a `.tar` that can't be read to its end, because shards are read as far as possible.
+    """
     if path.is_dir():
         for layout in (CIFAR10, CIFAR100):
             for folder in (path, path / layout.folder):
@@ -70,7 +68,7 @@ def find_cifar(path: Path) -> tuple[Path, Layout] | None:
 
 
 def open_cifar(path: Path, layout: Layout) -> ArraySource:
-    """The source for what `find_cifar` found; labels are the fine ones of CIFAR-100."""
+    """The source for what `find_cifar` found. CIFAR-100 gets its fine labels."""
     if path.is_dir():
         contents = {name: (path / name).read_bytes() for name in layout.files}
     else:
@@ -99,7 +97,7 @@ def safe_load(data: bytes, what: str) -> Any:
 
 
 class _Array:
-    """Stands for an array: what its pickle says of it."""
+    """Stand-in for an array: records its pickled state."""
 
     state: tuple[Any, ...] = ()
 
@@ -107,8 +105,8 @@ class _Array:
         self.state = state
 
 
-class _Kind:
-    """Stands for a data type: its code, such as "u1"."""
+class _DataType:
+    """Stand-in for a data type: records its code, such as "u1"."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
         self.code = code if isinstance(code, str) else code.decode()
@@ -125,20 +123,20 @@ def _encode(text: str, _: object = None) -> bytes:
     return text.encode("latin1")
 
 
-_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Kind,
+    ("numpy", "dtype"): _DataType,
     ("_codecs", "encode"): _encode,
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
+        if (module, name) not in _ALLOWED:
             raise KinfolkError(f"the archive asks to run `{module}.{name}`, which no CIFAR archive does; it is refused, download it again")
-        return _ADMITTED[module, name]
+        return _ALLOWED[module, name]
 
 
 def _images(array: Any) -> Pixels:

@@ -1,7 +1,7 @@
-"""A hierarchy of classes, and labels at any depth of it.
+"""A hierarchy of classes, and sources whose labels are replaced by those at a depth of it.
 
 Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, appendix D: a class of the data is replaced by its
-ancestor at a depth, or stays where it lies above that depth. The root has depth 0; so "whole", "organism", "chordate" and "mammal" are at
+ancestor at a depth, or stays if it is above that depth. The root has depth 0, so "whole", "organism", "chordate" and "mammal" are at
 depths 3, 5, 7 and 9 of WordNet, as in the paper.
 
 The file is CSV or TSV with the header `child,parent` and a line for each class or inner node below the root:
@@ -10,9 +10,7 @@ The file is CSV or TSV with the header `child,parent` and a line for each class 
     n02084071,n02083346
     n02083346,n02075296
 
-Names are what the data calls its classes: folder names such as WordNet's ids, names of labels, or their numbers where they have no names.
-
-A source whose labels are those at a depth of a hierarchy.
+Names are those of the data's classes: folder names such as WordNet's ids, names of labels, or their numbers if they have no names.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ class Hierarchy:
     """A tree of names.
 
     Args:
-        parents: child → parent; one node is nobody's child, the root.
-        name: what messages call it.
+        parents: child → parent; exactly one node, the root, is no child.
+        name: used in messages.
 
     Example:
         >>> animals = Hierarchy({"dog": "mammal", "cat": "mammal", "mammal": "animal", "snail": "animal"}, "animals")
@@ -49,7 +47,7 @@ class Hierarchy:
     def __init__(self, parents: Mapping[str, str], name: str) -> None:
         self.parents, self.name = dict(parents), name
         if not self.parents:
-            raise KinfolkError(f"{name} holds no line below its header; each names a child and its parent")
+            raise KinfolkError(f"{name} has no line below its header; each line must name a child and its parent")
         self._refuse_cycle()
         roots = sorted(set(self.parents.values()) - self.parents.keys())
         if len(roots) > 1:
@@ -59,7 +57,7 @@ class Hierarchy:
         self.root = roots[0]
 
     def path(self, node: str) -> list[str]:
-        """From the root to the node, both included: the ancestor at depth d is entry d."""
+        """The nodes from the root to `node`, both included; entry d is the ancestor at depth d."""
         if node not in self.parents and node != self.root:
             raise KinfolkError(f"the class {node!r} of the data is not in {self.name}; add a line that names its parent")
         found = [node]
@@ -93,7 +91,7 @@ class Hierarchy:
 
 
 def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
-    """A hierarchy file, or by name a built-in one: `cifar100` (depth 1: the 20 superclasses, depth 2: the 100 classes)."""
+    """Opens a hierarchy file or the built-in `cifar100` (20 superclasses at depth 1, 100 classes at depth 2)."""
     if spec == "cifar100":
         parents = {fine: coarse for coarse, members in SUPERCLASSES.items() for fine in members}
         parents |= {fine.removesuffix("_tree"): "trees" for fine in SUPERCLASSES["trees"]}  # some copies of the data shorten them
@@ -124,17 +122,17 @@ def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:
 
 
 def at_depth(source: Source, hierarchy: str | None, depth: int | None) -> Source:
-    """The source with its labels replaced by those at `depth` of `hierarchy` (see `open_hierarchy`); as it is where neither is given."""
+    """The source with labels at `depth` of `hierarchy` (see `open_hierarchy`); unchanged if neither is given."""
     if hierarchy is None and depth is None:
         return source
     if hierarchy is None or depth is None:
-        raise UsageError("`hierarchy` and `depth` must be given together: the tree of classes, and where to cut it")
+        raise UsageError("`hierarchy` and `depth` must be given together")
     return AtDepth(source, open_hierarchy(hierarchy), depth)
 
 
 @final
 class AtDepth(Source):
-    """A source with the labels of another, replaced by those at a depth of a hierarchy. All else is the other's."""
+    """A source whose labels are replaced by those at a depth of a hierarchy. Everything else is passed through."""
 
     def __init__(self, source: Source, hierarchy: Hierarchy, depth: int) -> None:
         self._source = source
@@ -166,7 +164,7 @@ class AtDepth(Source):
 
 
 def _classes(source: Source, hierarchy: Hierarchy) -> list[str]:
-    """The names of the source's classes: its own, or the numbers of its labels. CIFAR-100's numbers stand for its names, in their
+    """The names of the source's classes: its own, or the numbers of its labels. The numbers of CIFAR-100 are those of its class names in
     alphabetical order."""
     if source.classes is not None:
         return source.classes

@@ -1,6 +1,6 @@
-"""From the bytes of an image file to uint8 pixels: checked by the header first, converted, at reduced scale where the format allows.
+"""Decoding an image file to uint8 pixels: the header is checked first, and the image is decoded at reduced scale if the format allows it.
 
-Imports numpy and Pillow alone, so that a worker process starts in a fraction of a second.
+Only numpy and Pillow are imported, so that a worker process starts in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-# Only formats that are decoded in this process; PostScript, for one, would start another program.
+# Only formats that are decoded in this process; PostScript, for example, would start another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO", "MPO")
 _MAX_FILE_BYTES = 1 << 30
 _ORIENTATION = 0x0112
@@ -49,7 +49,7 @@ class Decoded(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What came of one sample: pixels, or the reason why there are none."""
+    """The result of reading one sample: its pixels, or the reason why there are none."""
 
     size_bytes: int
     modified_ns: int
@@ -113,7 +113,7 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB: 16 bits scaled to 8, transparency laid on white."""
+    """Any mode as RGB: 16 bits scaled to 8, transparency on a white background."""
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_to_bytes(np.asarray(image), image.mode)).convert("RGB")
     if image.has_transparency_data:
@@ -125,7 +125,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def digest(data: bytes | npt.NDArray[Any]) -> str:
-    """16 hexadecimal digits that tell contents apart; of an array, its shape counts too."""
+    """16 hexadecimal digits that identify the content; for an array also its shape."""
     state = hashlib.blake2b(digest_size=8)
     if isinstance(data, np.ndarray):
         state.update(f"{data.dtype.str}{data.shape}".encode())
@@ -137,7 +137,7 @@ def digest(data: bytes | npt.NDArray[Any]) -> str:
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Our pixel cap instead of Pillow's, no half images, no warnings; all restored afterwards."""
+    """Uses our pixel cap instead of Pillow's, refuses truncated images and hides warnings; everything is restored afterwards."""
     cap, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False
     try:

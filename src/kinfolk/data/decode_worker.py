@@ -1,7 +1,7 @@
-"""The program of a decoding worker: file paths come in, pixels go out, as pickles on standard input and output.
+"""The program of a decoding worker: reads file paths from standard input and writes pixels to standard output, as pickles.
 
-Started by path and not with `multiprocessing`: that would import the user's main script again in every worker (and run it, where it has
-no `__main__` guard), and PyTorch with it.
+It is started by its path instead of by `multiprocessing`, which would import the user's main script again in every worker (and run it if it
+has no `__main__` guard), and PyTorch too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 
 def main() -> None:
-    """Serves until standard input ends, which it also does when the parent dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Runs until standard input ends, which also happens when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     sys.path[:], height, width, pixel_cap = json.loads(sys.argv[1])
     boards: dict[str, mmap.mmap] = {}
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a decoder prints must not get between the answers
+    os.dup2(2, 1)  # what a decoder prints must not mix with the answers
     decode = _load_decode()
     answers.write(b"ready\n")
     answers.flush()
@@ -45,7 +45,7 @@ def main() -> None:
 def _write(
     decode: ModuleType, paths: list[Any], boards: dict[str, mmap.mmap], board: str, first: int, height: int, width: int, pixel_cap: int
 ) -> list[tuple[Any, ...]]:
-    """Pixels go to the rows from `first` on of a file that the parent maps too; the answers are without them."""
+    """Writes pixels to a file that the parent maps too, from row `first` on; the answers then have no pixels."""
     if board not in boards:
         with open(board, "r+b") as file:
             boards[board] = mmap.mmap(file.fileno(), 0)

@@ -1,7 +1,8 @@
-"""A folder of image files."""
+"""A folder of image files, with splits and classes from its sub-folders."""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -13,39 +14,18 @@ from kinfolk.data.labels import SPLITS
 from kinfolk.data.source import Item, Source
 from kinfolk.errors import KinfolkError, UsageError, shown
 
-# Also formats that can't be decoded: better refused by name than left out in silence.
+LOG = logging.getLogger("kinfolk.data")
+# Also formats that can't be decoded: better refused by name than left out silently.
 _IMAGE = frozenset(
-    f".{name}"
-    for name in (
-        *(
-            "jpg",
-            "jpeg",
-            "jpe",
-            "jfif",
-            "png",
-            "apng",
-            "webp",
-            "gif",
-            "bmp",
-            "dib",
-            "tif",
-            "tiff",
-            "ppm",
-            "pgm",
-            "pbm",
-            "pnm",
-            "jp2",
-            "j2k",
-        ),
-        *("jpx", "avif", "tga", "ico", "heic", "heif", "svg", "psd", "eps", "dng", "cr2", "nef", "arw"),
-    )
+    """.jpg .jpeg .jpe .jfif .png .apng .webp .gif .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .jpx .avif .tga .ico .heic .heif .svg
+    .psd .eps .dng .cr2 .nef .arw""".split()  # noqa: SIM905
 )
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*")
 
 
 @final
 class FileSource(Source):
-    """Samples that are files: of a folder, or listed in a table."""
+    """Samples that are files, found in a folder or listed in a table."""
 
     def __init__(self, name: str, items: list[Item], paths: list[str], classes: list[str] | None, refused: list[tuple[str, str]]) -> None:
         self.name, self.classes, self.refused, self.native_size = name, classes, refused, None
@@ -77,14 +57,15 @@ class FileSource(Source):
 def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
     """All images below `root`, sorted by their relative path.
 
-    `train/` beside `test/`, `val/`, `valid/` or `validation/` (or alone) at the top makes splits; otherwise all is "train".
+    `train/` (or `training/`) at the top, alone or beside `test/`, `testing/`, `val/`, `valid/` or `validation/`, makes splits; otherwise
+    everything is "train". Upper and lower case do not matter.
     """
     try:
         tops = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry) and not _hidden(entry.name))
     except OSError as error:
         raise KinfolkError(f"the folder `{shown(str(root))}` can't be read: {error.strerror}") from error
-    splits = {name: SPLITS[name] for name in tops if name in SPLITS}
-    if "train" not in splits or (len(splits) == 1 and len(tops) > 1):
+    splits = {name: SPLITS[name.lower()] for name in tops if name.lower() in SPLITS}
+    if "train" not in splits.values() or (len(splits) == 1 and len(tops) > 1):
         splits = {}
     found: list[tuple[str, str, str, str | None]] = []
     refused: list[tuple[str, str]] = []
@@ -102,22 +83,36 @@ def open_folder(root: Path, *, labels_from_folders: bool = False) -> FileSource:
             within = parts[1:] if splits else parts
             found.append((key, path, splits[parts[0]] if splits else "train", _text(within[0]) if len(within) > 1 else None))
     if not found and not refused:
-        raise KinfolkError(f"`{root}` holds no images" + (f", only {others:,} other files" if others else ""))
+        raise KinfolkError(f"`{root}` contains no images" + (f", only {others:,} other files" if others else ""))
     found.sort()
     _refuse_twins([key for key, *_ in found])
-    classes = sorted({folder for *_, folder in found if folder is not None}) if labels_from_folders else None
+    folders = sorted({folder for *_, folder in found if folder is not None})
+    if not labels_from_folders and len(folders) > 1 and all(folder is not None for *_, folder in found):
+        some = ", ".join(map(shown, folders[:3])) + (", …" if len(folders) > 3 else "")
+        LOG.info(
+            "%s",
+            f"`{shown(str(root))}` has {len(folders):,} folders ({some}); if they are classes, --labels-from-folders makes them labels",
+        )
+    classes = folders if labels_from_folders else None
     if classes == []:
-        raise UsageError(f"`labels_from_folders` needs a folder per class below `{root}`; all images lie at the top")
+        raise UsageError(f"`labels_from_folders` needs a folder per class below `{root}`; all images are at its top level")
     index = {name: number for number, name in enumerate(classes or [])}
     items = [Item(key, index.get(folder) if folder is not None else None, split) for key, _, split, folder in found]
     return FileSource(f"`{root}`", items, [path for _, path, *_ in found], classes, sorted(refused))
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a file name has the extension of an image format."""
+    return os.path.splitext(name)[1].lower() in _IMAGE
+
+
 def _walk(
     folder: str, parts: tuple[str, ...], above: tuple[tuple[int, int], ...], refused: list[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, ...], str, bool]]:
-    """(path parts, path, whether it is surely a regular file) of every file that is not hidden. A link to a folder is followed unless it
-    leads back to one above. A folder that can't be read is added to `refused`."""
+    """Yields (path parts, path, whether it is certainly a regular file) of every file that is not hidden.
+
+    A link to a folder is followed unless it leads back to one above it. A folder that can't be read is added to `refused`.
+    """
     try:
         here = os.stat(folder)
         if (here.st_dev, here.st_ino) in above:
@@ -137,7 +132,7 @@ def _walk(
 
 
 def folders_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """`folder` and every folder below it whose files `open_folder` lists, also one that can't be read."""
+    """Yields `folder` and every folder below it whose files `open_folder` lists, including those that can't be read."""
     below: list[str] = []
     try:
         here = os.stat(folder)
@@ -160,7 +155,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _inspect(path: str, plain: bool) -> str:
-    """ "image", "other", or the reason why an image file is refused unread. `plain`: the folder says that it is a regular file."""
+    """Returns "image", "other", or the reason why an image file is refused unread. `plain`: it is known to be a regular file."""
     extension = os.path.splitext(path)[1].lower()
     try:
         if not plain and not stat.S_ISREG(os.stat(path).st_mode):

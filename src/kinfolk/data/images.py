@@ -1,4 +1,4 @@
-"""The decoded data set: pixels by sample id."""
+"""The prepared data set: pixels, labels and aspect ratios by sample id."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @final
 class ImageData:
-    """All images as uint8, in memory or memory-mapped, or streamed. Only of streamed data is a file opened after this is made.
+    """All images as uint8, in memory, memory-mapped or streamed. After construction, image files are opened only for streamed data.
 
     Args:
-        samples: who is in it. Ids are positions; training samples come first.
-        cache: (R, H, W, 3) uint8; or what reads them when they are needed, of data that is streamed.
-        rows: (N,) row of the cache of each sample, where samples share images; None: sample i is row i.
+        samples: the table of samples. Ids are positions; training samples come first.
+        cache: (R, H, W, 3) uint8; for streamed data, the reader of images.
+        rows: (N,) the row of the cache of each sample, if samples share images; None: sample i is row i.
         quarantine: (path, reason) of every refused image.
 
     Attributes:
-        folder: of the pixel cache; None where the pixels are in memory.
-        verify: raises if rows of the cache are not as they were written; None where they are in memory.
+        folder: of the pixel cache; None if the pixels are in memory.
+        verify: raises if rows of the cache are damaged; None if the pixels are in memory.
     """
 
     folder: Path | None = None
@@ -63,15 +63,15 @@ class ImageData:
         return self._cache.index_select(0, rows)
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(I,) places of the first of `ids` (B,) of each distinct image, by its bytes, and (B,) which of these each is a copy of."""
-        if self.stream is not None:  # their bytes are not known beforehand: each is taken for an image of its own
+        """(I,) positions in `ids` (B,) of the first sample of each distinct image, and (B,) which of these each is a copy of."""
+        if self.stream is not None:  # their bytes are not known in advance, so each counts as distinct
             return torch.arange(len(ids)), torch.arange(len(ids))
         contents = TextColumn.of(self.samples.digests).numbers[ids.cpu().numpy()]
         numbers, of_B = torch.unique(torch.from_numpy(contents), return_inverse=True)
         return torch.full_like(numbers, len(ids)).scatter_reduce(0, of_B, torch.arange(len(ids)), "amin"), of_B
 
     def once(self, ids: Tensor) -> Tensor:
-        """Those of `ids`, in their order, whose image is not that of one before: copies of a picture are no test of each other."""
+        """`ids` without later copies of the same image, in their order: copies must not test each other."""
         return ids[self.distinct(ids)[0].sort().values.to(ids.device)]
 
     def aspect(self, ids: Tensor) -> Tensor:

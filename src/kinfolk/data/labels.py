@@ -1,8 +1,6 @@
-"""The names of splits, defined once for data sources, training and evaluation.
+"""Annotations of samples: the names of splits, labels as class indices, and groups of known positives.
 
-Labels as a user writes them, as class indices.
-
-Known positives: samples that share an image, a caption or the user's own group are of one group, and never negatives of each other.
+Samples that share an image, a caption or a group given by the user form one group and are never negatives of each other.
 """
 
 from __future__ import annotations
@@ -13,20 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.captions import Caption, all_of, normalised
+from kinfolk.data.captions import Caption, captions_of, normalised
 from kinfolk.errors import KinfolkError, shown
 
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-"""What a folder or an archive at the top of a source is called, and the split it is."""
-_ALIASES = {**SPLITS, "training": "train", "dev": "val", "testing": "test", "": "train"}
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test", "testing": "test"}
+"""Names of folders or archives at the top of a source, and the splits they are."""
+_ALIASES = {**SPLITS, "dev": "val", "": "train"}
 VALIDATION_SPLITS = ("val", "valid", "validation")
-"""Names of a validation split: the only other split that may steer a training."""
+"""Names of a validation split, the only other split that may influence training."""
 TEST_SPLITS = ("test", *VALIDATION_SPLITS)
 """The splits that accuracy is measured on, in order of preference."""
 
 
 def split_name(given: str) -> str:
-    """The split that a table or a mapping calls `given`: "train", "val" or "test"; another name stays as it is, in lower case.
+    """The split with the name `given` in a table or a mapping: "train", "val" or "test"; other names stay, in lower case.
 
     Example:
         >>> split_name(" Validation "), split_name("dev"), split_name("test-2017")
@@ -40,14 +38,14 @@ _MOST = 1 << 31
 
 
 def encode_labels(values: Sequence[Any], what: str, classes: list[str] | None = None) -> tuple[list[int | None], list[str] | None]:
-    """(labels, class names).
+    """Converts labels as users write them to class indices; returns (labels, class names).
 
-    Whole numbers (also as text) are class indices and stay; −1, None, NaN and "" mean unlabelled. Anything else is a name: the
-    classes are the sorted names, or `classes` where given.
+    Whole numbers (also as text) are class indices; −1, None, NaN and "" mean unlabelled. Anything else is the name of a class: the
+    classes are the sorted names, or `classes` if given.
     """
     strange = next((value for value in values if isinstance(value, list | tuple | dict | set | np.ndarray)), None)
     if strange is not None:
-        raise KinfolkError(f"{what} has the label {shown(repr(strange))}, of several values; a label must be one number or one text")
+        raise KinfolkError(f"{what} has the label {shown(repr(strange))}, which has several values; a label must be one number or one text")
     present = {value for value in values if not _is_missing(value)}
     numbers = {value: number for value in present if (number := _as_int(value)) is not None}
     if len(numbers) == len(present):
@@ -83,14 +81,14 @@ Ints = npt.NDArray[np.int64]
 
 
 def group_ids(digests: Sequence[str], captions: Sequence[Caption | None] | None, groups: Sequence[str | None] | None) -> Ints:
-    """(N,) one group for each sample, named by its first member.
+    """(N,) the group of each sample, which is the id of its first member.
 
-    Two samples are of one group if their images have the same bytes, if a caption of each reads the same (composed Unicode, lower case,
-    single spaces), or if the user gave them one group; and so is whoever is of one group with a third.
+    Two samples are in one group if their images have the same bytes, if they share a caption (compared in composed Unicode, lower case,
+    with single spaces), or if the user gave them the same group; the relation is transitive.
 
     Args:
         digests: (N,) of the images.
-        captions, groups: (N,) where there are any.
+        captions, groups: (N,) if there are any.
 
     Example:
         >>> group_ids(["a", "b", "a", "c"], ["x", "y", "z", "y"], None).tolist()
@@ -99,14 +97,14 @@ def group_ids(digests: Sequence[str], captions: Sequence[Caption | None] | None,
     parents = list(range(len(digests)))
     _join(parents, ((digest,) for digest in digests))
     if captions is not None:
-        _join(parents, ({normalised(text) for text in all_of(caption)} for caption in captions))
+        _join(parents, ({normalised(text) for text in captions_of(caption)} for caption in captions))
     if groups is not None:
         _join(parents, (() if group is None or group == "" else (group,) for group in groups))
     return np.array([_root(parents, sample) for sample in range(len(parents))], dtype=np.int64)
 
 
 def _join(parents: list[int], keys: Iterable[Iterable[Hashable]]) -> None:
-    """Unites all samples that have a key in common."""
+    """Joins all samples that share a key."""
     first: dict[Hashable, int] = {}
     for sample, own in enumerate(keys):
         for key in own:

@@ -1,14 +1,11 @@
-"""How large the pictures of a source are, from a few of them: what a training's resolution is chosen by where the user names none.
+"""Opening a data source by its name, its path or its object.
 
-Data that comes along: scikit-learn's handwritten digits, no download.
-
-Any map-style `Dataset`, wrapped.
-
-Opening a data source by its name, its path or its object.
+Two sources are defined here because they are short: scikit-learn's handwritten digits and any map-style `Dataset`.
 """
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import statistics
@@ -22,42 +19,131 @@ import torch
 
 from kinfolk.data.arrays import ArraySource, array_source, find_layout, find_scale, open_arrays
 from kinfolk.data.cifar import find_cifar, open_cifar
-from kinfolk.data.folder import open_folder
+from kinfolk.data.folder import is_image_name, open_folder
+from kinfolk.data.hugging_face import find_hugging_face, open_hugging_face
+from kinfolk.data.idx import find_idx, open_idx
 from kinfolk.data.labels import split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.data.table import Columns, open_table
 from kinfolk.errors import KinfolkError, UsageError, shown
 
-_LOOKED_AT = 16
+_NUM_PROBED = 16
+
+
+def open_source(
+    spec: object,
+    *,
+    labels: npt.ArrayLike | None = None,
+    labels_from_folders: bool = False,
+    image_column: str = "image",
+    caption_column: str | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    split_column: str | None = None,
+    index_dir: str | Path | None = None,
+) -> Source:
+    """Opens a data source by its name, its path or its object.
+
+    Args:
+        spec: "digits"; or a path: of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` / `.parquet` table, the official
+            CIFAR-10/100 archive (python version; `.tar.gz` or extracted), MNIST's idx files, a folder of Hugging Face `datasets`, or
+            webdataset shards (a `.tar`, a folder of them, or a pattern such as `shards/{000..331}.tar`); or an array or tensor of images;
+            or a map-style `Dataset`, or a mapping from split to `Dataset`.
+        labels: of an array, a tensor or a `.npy` file.
+        labels_from_folders: use the first folder (below `train/`, `test/` …) of each file as its class.
+        image_column, caption_column, label_column, group_column, split_column: names of a table's columns. Columns named "caption",
+            "label", "group" and "split" are used if they exist; a column that is named here must exist.
+        index_dir: a cache folder in which `Source.keep` may have written an index of shards.
+    """
+    is_path = isinstance(spec, str | os.PathLike)
+    if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
+        raise UsageError("`labels` belong to an array or a .npy file; other sources bring their own")
+    if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
+        raise UsageError(f"`labels_from_folders` needs a folder of images, not {shown(str(spec)) if is_path else type(spec).__name__}")
+    if isinstance(spec, torch.Tensor):
+        spec = spec.detach().cpu().numpy()
+    if isinstance(spec, np.ndarray):
+        return array_source({"train": (spec, labels)}, name="the array")
+    if not isinstance(spec, str | os.PathLike):
+        return dataset_source(spec if isinstance(spec, Mapping) else {"train": spec})
+    if spec == "digits":
+        return digits()
+    path = Path(spec).expanduser()
+    if not path.exists() and (shards := expand(str(spec))):
+        return open_shards({"train": shards}, f"`{shown(str(spec))}`", index_dir)
+    if not path.exists():
+        raise UsageError(f"there is no file or folder `{shown(str(spec))}`{_where_else(path)}")
+    kind = "folder" if path.is_dir() else path.name.lower()
+    columns = Columns(image_column, caption_column, label_column, group_column, split_column)
+    if (idx := find_idx(path)) is not None:
+        return open_idx(idx, f"`{path}`")
+    if (tables := find_hugging_face(path, image_column)) is not None:
+        if labels_from_folders:
+            raise UsageError(f"`labels_from_folders` needs a folder of images; `{path}` holds tables of images, whose labels are a column")
+        return open_hugging_face(tables, f"`{path}`", columns)
+    if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
+        if (found := find_cifar(path)) is not None:
+            return open_cifar(*found)
+        if kind.endswith((".tar.gz", ".tgz")):
+            raise KinfolkError(
+                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version); unpack it and give the folder, or the .tar"
+            )
+        if shards_of := find_shards(path):
+            return open_shards(shards_of, f"`{path}`", index_dir)
+        return open_folder(path, labels_from_folders=labels_from_folders)
+    if kind.endswith((".npz", ".npy")):
+        return open_arrays(path, labels)
+    if kind.endswith((".csv", ".tsv", ".parquet")):
+        return open_table(path, columns)
+    if kind.endswith((".zip", ".rar", ".7z", ".gz", ".tar.bz2", ".tar.xz")):
+        raise UsageError(f"`{path}` is an archive; unpack it and give the folder")
+    if is_image_name(kind):
+        raise UsageError(f"`{path}` is a single image; give the folder that holds all images")
+    known = ".npz, .npy, .csv, .tsv, .parquet, an idx file of MNIST, a CIFAR archive (.tar.gz) or webdataset shards (.tar)"
+    raise UsageError(f"`{path}` must be a folder, {known}")
+
+
+def _where_else(path: Path) -> str:
+    """What to do about a path that does not exist: the archive of a known data set, or a similar name in the same folder."""
+    if str(path).lower() in ("cifar10", "cifar100", "mnist"):
+        return "; download it and give the path of its files"
+    try:
+        close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    except OSError:
+        return f"; the folder `{shown(str(path.parent))}` does not exist either"
+    return f"; did you mean `{shown(str(path.parent / close[0]))}`?" if close else ""
 
 
 def typical_side(source: Source) -> int | None:
-    """The median of the shorter side over up to 16 pictures spread over the source; None where none of them can be read."""
+    """The median length of the shorter side over up to 16 images spread over the source; None if none of them can be read.
+
+    Training derives its image size from it if the user gives none.
+    """
     if source.native_size is not None:
         return min(source.native_size)
     number = len(source.items())
-    looked_at = [_side(source, index) for index in range(0, number, max(1, number // _LOOKED_AT))]
-    sides = [side for side in looked_at if side is not None]
+    probed = [_shorter_side(source, index) for index in range(0, number, max(1, number // _NUM_PROBED))]
+    sides = [side for side in probed if side is not None]
     return round(statistics.median(sides)) if sides else None
 
 
-def _side(source: Source, index: int) -> int | None:
-    """The shorter side of one picture; None for a bad file, which reading the data will name."""
+def _shorter_side(source: Source, index: int) -> int | None:
+    """The shorter side of one image; None for a bad file, which `prepare` will report."""
     from PIL import Image
 
     try:
         loaded = source.load(index)
         if not isinstance(loaded, bytes):
             return int(min(loaded.shape[:2]))
-        with Image.open(io.BytesIO(loaded)) as picture:
-            return int(min(picture.size))
+        with Image.open(io.BytesIO(loaded)) as image:
+            return int(min(image.size))
     except Exception:
         return None
 
 
 def digits() -> ArraySource:
-    """1,797 handwritten digits, 8 × 8, 10 classes; every fifth picture of each class is for testing.
+    """1,797 handwritten digits, 8 × 8, 10 classes; every fifth image of each class is a test image.
 
     Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998; the copy in scikit-learn.
     """
@@ -75,9 +161,9 @@ def digits() -> ArraySource:
 
 @final
 class DatasetSource(Source):
-    """The items of one map-style data set per split: an image, or (image, label, …); the image a PIL image, an array or a tensor.
+    """One map-style data set per split. An item is an image or (image, label, …); an image is a PIL image, an array or a tensor.
 
-    The same index must give the same image each time: leave augmentation to the views.
+    The same index must give the same image each time, so leave augmentation to the views.
     """
 
     def __init__(self, splits: Mapping[str, Any]) -> None:
@@ -97,7 +183,7 @@ class DatasetSource(Source):
         item = data[row]
         image, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
         if label is not None:
-            self._labels[index] = _whole(label, self.name)
+            self._labels[index] = _whole_number(label, self.name)
         return _to_pixels(image, self.name)
 
     def label(self, index: int) -> int | None:
@@ -138,7 +224,7 @@ def _to_pixels(image: Any, name: str) -> Pixels:
     return find_scale(images, "the image")(images[0])
 
 
-def _whole(label: Any, name: str) -> int:
+def _whole_number(label: Any, name: str) -> int:
     value = label.item() if isinstance(label, torch.Tensor | np.ndarray | np.generic) and np.size(label) == 1 else label
     try:
         if int(value) == value:
@@ -146,64 +232,3 @@ def _whole(label: Any, name: str) -> int:
     except (TypeError, ValueError):
         pass
     raise KinfolkError(f"{name} gives the label {value!r}; labels must be whole numbers")
-
-
-def open_source(
-    spec: object,
-    *,
-    labels: npt.ArrayLike | None = None,
-    labels_from_folders: bool = False,
-    image_column: str = "image",
-    caption_column: str | None = None,
-    label_column: str | None = None,
-    group_column: str | None = None,
-    split_column: str | None = None,
-    index_dir: str | Path | None = None,
-) -> Source:
-    """The source that `spec` names.
-
-    Args:
-        spec: "digits"; the path of an image folder, of a `.npz` / `.npy`, of a `.csv` / `.tsv` / `.parquet` table, of the official
-            CIFAR-10/100 archive (python version; `.tar.gz` or extracted), of webdataset shards (a `.tar`, a folder of them, or a pattern
-            as in `shards/{000..331}.tar`); an array or tensor of images; a map-style `Dataset`, or a mapping from split to `Dataset`.
-        labels: of an array or tensor, or of a `.npy`.
-        labels_from_folders: take the first folder (below `train/`, `test/` …) of each file as its class.
-        image_column, caption_column, label_column, group_column, split_column: of a table. Columns named "caption", "label",
-            "group" and "split" are taken where they exist; a column that is named here must exist.
-        index_dir: a cache folder in which `Source.keep` may have left an index of shards.
-    """
-    is_path = isinstance(spec, str | os.PathLike)
-    if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
-        raise UsageError("`labels` belong to an array or a .npy file; other sources bring their own")
-    if labels_from_folders and (not is_path or spec == "digits" or Path(str(spec)).is_file()):
-        raise UsageError(f"`labels_from_folders` needs a folder of images, not {shown(str(spec)) if is_path else type(spec).__name__}")
-    if isinstance(spec, torch.Tensor):
-        spec = spec.detach().cpu().numpy()
-    if isinstance(spec, np.ndarray):
-        return array_source({"train": (spec, labels)}, name="the array")
-    if not isinstance(spec, str | os.PathLike):
-        return dataset_source(spec if isinstance(spec, Mapping) else {"train": spec})
-    if spec == "digits":
-        return digits()
-    path = Path(spec)
-    if not path.exists() and (shards := expand(str(spec))):
-        return open_shards({"train": shards}, f"`{shown(str(spec))}`", index_dir)
-    if not path.exists():
-        hint = "; give the path of the downloaded archive" if str(spec) in ("cifar10", "cifar100") else ""
-        raise UsageError(f"there is no file or folder `{shown(str(spec))}`{hint}")
-    kind = "folder" if path.is_dir() else path.name.lower()
-    if kind == "folder" or kind.endswith((".tar.gz", ".tgz", ".tar")):
-        if (found := find_cifar(path)) is not None:
-            return open_cifar(*found)
-        if kind.endswith((".tar.gz", ".tgz")):
-            raise KinfolkError(
-                f"`{path}` is not an official CIFAR-10 or CIFAR-100 archive (python version); unpack it and give the folder, or the .tar"
-            )
-        if shards_of := find_shards(path):
-            return open_shards(shards_of, f"`{path}`", index_dir)
-        return open_folder(path, labels_from_folders=labels_from_folders)
-    if kind.endswith((".npz", ".npy")):
-        return open_arrays(path, labels)
-    if kind.endswith((".csv", ".tsv", ".parquet")):
-        return open_table(path, Columns(image_column, caption_column, label_column, group_column, split_column))
-    raise UsageError(f"`{path}` must be a folder, .npz, .npy, .csv, .tsv, .parquet, a CIFAR archive (.tar.gz) or webdataset shards (.tar)")

@@ -1,12 +1,8 @@
-"""How much memory is free.
+"""Decoded pixels, in memory or in a cache folder that a later run finds again.
 
-Where pixels are put while they are decoded: in memory, or in a file when they would take too much of it.
-
-A cache of decoded pixels in a folder, which a later run finds again.
-
-`index.json` names a pixel file, its checksums and a table of samples. All are written beside their place and renamed, the index last, so a
-half-written cache is never picked up. The index holds the digests of the other two small files and one of itself; pixels have a checksum
-for each 64 KiB. All of a small cache is verified when it is opened, and a damaged one is written anew; of a large one each part is
+In a cache folder `index.json` names a pixel file, its checksums and a table of samples. All are written under temporary names and renamed,
+the index last, so a half-written cache is never used. The index holds digests of the two small files and of itself; pixels have a checksum
+for each 64 KiB. A small cache is verified completely when it is opened, and written again if it is damaged; each part of a large one is
 verified when it is first read.
 """
 
@@ -39,7 +35,7 @@ from kinfolk.files import UNFINISHED, DamagedFileError, explain_write_errors, mo
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take: what the system reports, or less where a control group limits it."""
+    """Bytes of memory this process can still use: what the system reports, or less if a control group limits it."""
     return min(_of_system(), _of_group(Path("/sys/fs/cgroup")))
 
 
@@ -87,14 +83,14 @@ class MemoryStore:
         return self._cache[: self.rows]
 
     def abandon(self) -> None:
-        """Nothing is left behind in memory."""
+        """Does nothing: memory needs no cleaning up."""
 
 
 @final
 class FileStore:
-    """Rows appended to a file, which is not there under its name before it is finished.
+    """Rows appended to a file, which gets its name only when it is finished.
 
-    Written and not mapped while it grows: a full disk is then an error message and not a crash.
+    The file is written instead of mapped while it grows, so that a full disk causes an error message and not a crash.
     """
 
     def __init__(self, folder: Path | None, rows: int, height: int, width: int) -> None:
@@ -124,14 +120,14 @@ class FileStore:
         self.rows += 1
 
     def close_as(self, target: Path) -> tuple[int, int, int]:
-        """Makes sure that all is on the disk, and gives the file its name; returns (rows, height, width)."""
+        """Flushes the file to disk and gives it its name; returns (rows, height, width)."""
         with explain_write_errors(target):
             self._file.close()
             move_into_place(self.path, target)
         return self.rows, *self._shape
 
     def finish(self) -> Tensor:
-        """The rows, from a file that nobody else will find; it is gone when they are let go of."""
+        """The rows, mapped from an anonymous file that disappears when they are released."""
         self._file.close()
         cache = map_pixels(self.path, self.rows, *self._shape)
         if os.name == "posix":  # the mapping outlives the name
@@ -146,7 +142,7 @@ class FileStore:
 
 
 class Checksums:
-    """CRC-32 of each `rows` rows that are added."""
+    """CRC-32 of every chunk of `rows` rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self._added, self._last = rows, 0, 0
@@ -161,13 +157,13 @@ class Checksums:
             self._last = 0
 
     def values(self) -> npt.NDArray[np.uint32]:
-        """Of all chunks; the last may be shorter."""
+        """The checksums of all chunks; the last chunk may be shorter."""
         return np.array([*self._done, *([self._last] if self._added % self.rows else [])], dtype="<u4")
 
 
 @final
 class Verify:
-    """Compares pixels with their checksums when they are first asked for.
+    """Compares pixels with their checksums when they are first read.
 
     Args:
         path: of the file, for messages.
@@ -181,19 +177,19 @@ class Verify:
         self._good = np.zeros(len(checksums), dtype=bool)
 
     def __call__(self, rows: Tensor) -> None:
-        """Raises if the chunk of any of these rows is not as it was written."""
+        """Raises if the chunk of any of these rows is damaged."""
         chunks = np.unique(rows.numpy() // self._rows)
         for chunk in chunks[~self._good[chunks]].tolist():
             start = chunk * self._rows
             if zlib.crc32(self._array[start : start + self._rows].data) != self._checksums[chunk]:
                 raise KinfolkError(
                     f"the pixel cache {self.path} is damaged around image {start}; remove the folder {self.path.parent} and start again "
-                    "(with --resume in a run): the images are then read anew"
+                    "(with --resume in a run): the images are then read again"
                 )
             self._good[chunk] = True
 
     def all(self) -> bool:
-        """Whether all is as it was written."""
+        """Whether all chunks are intact."""
         try:
             self(torch.arange(0, len(self._array), self._rows))
         except KinfolkError:
@@ -202,7 +198,7 @@ class Verify:
 
 
 def chunk_rows(row_bytes: int) -> int:
-    """Rows of a chunk: about 64 KiB, so that looking at one image does not mean reading many."""
+    """Number of rows in a chunk of about 64 KiB, so that reading one image does not mean reading many."""
     return max(1, _CHUNK // max(1, row_bytes))
 
 
@@ -217,7 +213,7 @@ def map_pixels(path: Path, rows: int, height: int, width: int) -> Tensor:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed processes of this machine left half-written."""
+    """Removes half-written files of killed processes of this machine."""
     for path in folder.glob(f"kinfolk-{_host()}-*.part"):
         pid = path.name[len(f"kinfolk-{_host()}-") :].split("-")[0]
         if pid.isdigit() and int(pid) != os.getpid() and not _is_running(int(pid)):
@@ -248,7 +244,7 @@ _VERIFIED_AT_ONCE = 1 << 30
 
 @dataclass(frozen=True)
 class Contents:
-    """What a finished cache holds.
+    """The contents of a finished cache.
 
     Args:
         samples: one row per decoded image.
@@ -263,7 +259,7 @@ class Contents:
 
 @final
 class CacheFolder:
-    """The place below `root` for one setting (source, size, cap)."""
+    """The folder below `root` for one combination of source, size and pixel cap."""
 
     def __init__(self, root: str | Path, **setting: int | str) -> None:
         name = hashlib.blake2b(json.dumps([_VERSION, setting], sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -271,7 +267,7 @@ class CacheFolder:
         self.verify: Verify | None = None
 
     def find(self, agrees: Callable[[Contents], bool]) -> tuple[Contents, Tensor] | None:
-        """What is there, with the pixels (R, H, W, 3) memory-mapped, if it is complete and `agrees` says that it belongs here."""
+        """The contents and the memory-mapped pixels (R, H, W, 3), if the cache is complete and `agrees` accepts its contents."""
         index = self._index()
         if index is None:
             return None
@@ -291,7 +287,7 @@ class CacheFolder:
         return (contents, cache) if len(samples) == len(cache) and agrees(contents) else None
 
     def publish(self, store: FileStore, contents: Contents) -> Tensor:
-        """Makes a filled store the cache, in place of what was there."""
+        """Replaces the cache by a filled store."""
         old = self._index()
         content = hashlib.blake2b("".join(contents.samples.digests).encode(), digest_size=8).hexdigest()
         names = {"pixels": f"{content}.u8", "samples": f"{content}.parquet", "checksums": f"{content}.crc32"}
@@ -314,8 +310,7 @@ class CacheFolder:
 
 
 def map_cache(folder: Path) -> tuple[Tensor, Verify] | None:
-    """The pixels (R, H, W, 3) of a complete cache, memory-mapped, and what verifies each part of them when it is first read; None where
-    there is none."""
+    """The memory-mapped pixels (R, H, W, 3) of a complete cache and their `Verify`; None if there is no such cache."""
     index = _index_of(folder)
     if index is None:
         return None

@@ -1,14 +1,8 @@
-"""The files that were refused, and why.
+"""Preparing data: every image is read, checked and decoded once, into pixels by sample id.
 
-A progress bar, where there is a terminal to show it.
-
-From the items of a source and what came of reading them to the table of samples.
-
-Prepared data handed from one process to the others of a training: they map its table and its pixels, and never list the source.
-
-A process that lists the source itself needs about 1,500 bytes a sample for a while, and rank r of a node would do so for each r.
-
-The one pass over the data: read, check, decode, and keep.
+`prepare` is the entry point. `Roster` turns the items of a source and the results of reading them into the table of samples. `hand_over`
+and `take_over` pass prepared data to the other processes of a training, which map its table and pixels and never list the source (which
+would take about 1,500 bytes per sample for a while). Refused images are written to a quarantine file.
 """
 
 from __future__ import annotations
@@ -17,7 +11,9 @@ import csv
 import hashlib
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.captions import alike
+from kinfolk.data.captions import same_type
 from kinfolk.data.change_detection import arrange, content_change
 from kinfolk.data.decode import Read, RefusedError, decode, digest, read_file, strict_pillow
 from kinfolk.data.images import ImageData
@@ -39,212 +35,14 @@ from kinfolk.data.workers import default_workers, read_files
 from kinfolk.errors import KinfolkError, UsageError, csv_text, shown, unescaped
 from kinfolk.files import append_line, first_line, read_sealed_text, write_atomically, write_sealed_text, write_text
 
-Refusals = list[tuple[str, str]]
-
-
-def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:
-    """Writes `path,reason` rows, also where there are none: an empty list says that all was well. Names are escaped, see `foreign.py`."""
-    write_text(Path(path), csv_text(("path", "reason"), refused))
-
-
-def read_quarantine(path: str | Path) -> Refusals:
-    """Reads what `write_quarantine` wrote."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file, strict=True))
-    except FileNotFoundError:
-        raise KinfolkError(f"there is no `{shown(str(path))}`; the run folder is incomplete: restore it, or start a new run") from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise KinfolkError(f"`{shown(str(path))}` is not a readable quarantine file ({first_line(error)}); restore it") from error
-    if not rows or rows[0] != ["path", "reason"] or any(len(row) != 2 for row in rows):
-        raise KinfolkError(f"`{shown(str(path))}` is not a quarantine file; its columns must be path and reason")
-    return [(unescaped(row[0]), unescaped(row[1])) for row in rows[1:]]
-
-
-def summary(refused: Sequence[tuple[str, str]], total: int, where: str | Path = "quarantine.csv") -> str | None:
-    """One line for the screen, or None where nothing was refused."""
-    if not refused:
-        return None
-    return f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused; see {where}"
-
-
-def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
-    """Appends one row, unless the file has one for this key: several ranks, and several epochs, may find the same image."""
-    path = Path(path)
-    if not path.exists():
-        write_quarantine([], path)
-    if any(key == known for known, _ in read_quarantine(path)):
-        return
-    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])  # one write: rows of two ranks do not mix
-
-
-Value = TypeVar("Value")
-
-
-def show_progress(values: Iterable[Value], total: int, title: str, *, enabled: bool) -> Iterator[Value]:
-    """Passes `values` on and shows on standard error how many of `total` have passed; the bar goes when it is done."""
-    if not enabled:
-        yield from values
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield from values
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        for value in values:
-            yield value
-            bar.advance(task)
-
-
-@final
-class Roster:
-    """The items of a source in the order of their ids, and the images they need.
-
-    Attributes:
-        images: item index of every image to read, in order of first use; items that share an image (`Item.same_as`) count once.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._items = source, source.items()
-        if not self._items:
-            raise all_refused(source.name, source.refused)
-        seen: set[str] = set()
-        for item in self._items:
-            if item.key in seen:
-                raise KinfolkError(f"{source.name} has two samples with the key `{shown(item.key)}`; rename one of them")
-            seen.add(item.key)
-        self._order = arrange(self._items)
-        self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
-
-    def contents(self, reads: Sequence[Read]) -> Contents:
-        """What a cache records: one row per good image, and all that was refused. `reads` belong to `images`."""
-        good = [(index, read) for index, read in zip(self.images, reads, strict=True) if read.reason is None]
-        bad = [
-            (self._items[index].key, read.reason, read) for index, read in zip(self.images, reads, strict=True) if read.reason is not None
-        ]
-        refused = [(key, reason, read.size_bytes, read.modified_ns) for key, reason, read in bad]
-        if not good:
-            raise all_refused(self._source.name, [*self._source.refused, *((key, reason) for key, reason, *_ in refused)])
-        samples = Samples(
-            ids=np.arange(len(good)),
-            keys=[self._items[index].key for index, _ in good],
-            widths=np.array([read.width for _, read in good]),
-            heights=np.array([read.height for _, read in good]),
-            labels=None,
-            classes=None,
-            splits=[self._items[index].split for index, _ in good],
-            sizes_bytes=np.array([read.size_bytes for _, read in good]),
-            modified_ns=np.array([read.modified_ns for _, read in good]),
-            digests=[read.digest for _, read in good],
-        )
-        return Contents(samples, list(self._source.refused), refused)
-
-    def agrees(self, contents: Contents) -> bool:
-        """Whether a cache with these contents holds exactly the images of this source. Labels are not its matter."""
-        refused = {path: (size, time) for path, _, size, time in contents.refused}
-        good = [index for index in self.images if self._items[index].key not in refused]
-        bad = [index for index in self.images if self._items[index].key in refused]
-        return (
-            contents.unread == self._source.refused
-            and len(bad) == len(refused)
-            and all(self._source.stat(index) == refused[self._items[index].key] for index in bad)
-            and contents.samples.keys == [self._items[index].key for index in good]
-            and content_change(contents.samples, self._source, good) is None
-        )
-
-    def image_data(self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]) -> ImageData:
-        """All samples with their pixels. `keep`: makes the compact form of the table."""
-        reasons = {path: reason for path, reason, *_ in contents.refused}
-        row_of = {key: row for row, key in enumerate(contents.samples.keys)}
-        image_keys = [self._items[self._image_of(index)].key for index in self._order]
-        good = [index for index, key in zip(self._order, image_keys, strict=True) if key in row_of]
-        rows = np.array([row_of[key] for key in image_keys if key in row_of])
-        bad = [(self._items[index].key, reasons[key]) for index, key in zip(self._order, image_keys, strict=True) if key in reasons]
-        items, table = [self._items[index] for index in good], contents.samples
-        labels = [self._source.label(index) for index in good]
-        has_labels = any(label is not None for label in labels)
-        captions = alike([item.caption for item in items]) if any(item.caption is not None for item in items) else None
-        groups = [item.group for item in items] if any(item.group is not None for item in items) else None
-        known = list(table.digests)
-        digests = [known[row] for row in rows]
-        samples = Samples(
-            ids=np.arange(len(good)),
-            keys=[item.key for item in items],
-            widths=table.widths[rows],
-            heights=table.heights[rows],
-            labels=np.array([-1 if label is None else label for label in labels]) if has_labels else None,
-            classes=self._source.classes,
-            splits=[item.split for item in items],
-            sizes_bytes=table.sizes_bytes[rows],
-            modified_ns=table.modified_ns[rows],
-            digests=digests,
-            captions=captions,
-            groups=groups,
-            group_ids=None if captions is None and groups is None else group_ids(digests, captions, groups),
-        )
-        is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
-        return ImageData(keep(samples), cache, None if is_plain else torch.from_numpy(rows), [*contents.unread, *bad])
-
-    def _image_of(self, index: int) -> int:
-        same_as = self._items[index].same_as
-        return index if same_as is None else same_as
-
-
-def all_refused(name: str, refused: Sequence[tuple[str, str]]) -> KinfolkError:
-    """The error for a source without a single good image."""
-    if not refused:
-        return KinfolkError(f"{name} holds no images")
-    path, reason = refused[0]
-    return KinfolkError(f"all {len(refused):,} images of {name} were refused; the first is {shown(path)}: {reason}")
-
-
-def hand_over(data: ImageData, note: Path) -> None:
-    """Writes to `note` where the data is. Data in memory alone is not handed over: `note` is removed."""
-    if data.folder is None or data.samples.file is None:
-        note.unlink(missing_ok=True)
-        return
-    places = {"folder": str(data.folder), "samples": str(data.samples.file), "rows": None, "digest": None}
-    if data.rows is not None:
-        rows, file = data.rows.numpy().astype("<i8"), data.samples.file.with_suffix(".i8")
-        write_atomically(file, lambda opened: opened.write(rows.tobytes()))
-        places |= {"rows": str(file), "digest": _digest(rows)}
-    write_sealed_text(note, json.dumps(places))
-
-
-def take_over(note: Path) -> ImageData | None:
-    """The data that `hand_over` wrote of; None where it is not there, as on another machine with a cache folder of its own, or damaged."""
-    try:
-        places = json.loads(read_sealed_text(note))
-        found = map_cache(Path(places["folder"]))
-        rows = None if places["rows"] is None else np.fromfile(places["rows"], dtype="<i8")
-        samples = Samples.open(places["samples"])
-    except (OSError, ValueError, KeyError, TypeError, KinfolkError):
-        return None
-    if found is None or (rows is not None and _digest(rows) != places["digest"]):
-        return None
-    cache, verify = found
-    if (len(samples) if rows is None else int(rows.max()) + 1) > len(cache):
-        return None
-    data = ImageData(samples, cache, None if rows is None else torch.from_numpy(rows), [])
-    data.folder, data.verify = Path(places["folder"]), verify
-    return data
-
-
-def _digest(rows: Any) -> str:
-    return hashlib.blake2b(rows.tobytes(), digest_size=16).hexdigest()
-
-
 __all__ = ["ImageData", "prepare"]
 
 LOG = logging.getLogger("kinfolk.data")
 _FEW = 64
 _SMALL_BYTES = 64 << 20
 _NATIVE_SIDE = 64
+Refusals = list[tuple[str, str]]
+Value = TypeVar("Value")
 
 
 def prepare(
@@ -257,16 +55,16 @@ def prepare(
     progress: bool = False,
     shared: bool = False,
 ) -> ImageData:
-    """Reads every image once; bad ones are refused with a reason, never replaced.
+    """Reads every image once. Bad images are refused with a reason, never replaced.
 
-    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` knows the original shape). Arrays of one size keep it if no
-    side is above 64 or `image_size`. Pixels are kept in memory if they take less than half of what is free; in a memory-mapped
-    file if they don't, if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in `cache_dir` that
-    belongs to the same images is used instead of decoding again. Of several processes that prepare one cache at the same time one writes
-    it; the others wait for it and read it.
+    Images are squashed to `image_size` × `image_size` (`ImageData.aspect` returns the original shape). Arrays of one size keep it if no
+    side is above 64 or `image_size`. Pixels are kept in memory if they take less than half of the free memory, and in a memory-mapped
+    file otherwise, or if `shared`, or if `cache_dir` is given and they take more than 64 MiB. A complete file in `cache_dir` for the
+    same images is used instead of decoding again. If several processes prepare the same cache, one writes it and the others wait.
 
     Args:
-        workers: processes that decode files; None: one per processor; 0: none. Fewer than 64 files, arrays and Datasets need none.
+        workers: processes that decode files; None: one per processor; 0: none. They are not used for fewer than 64 files, arrays and
+            Datasets.
         pixel_cap: largest width × height, read from the header.
         progress: show a progress bar, if there is a terminal.
         shared: several processes on this machine will use the same pixels; needs `cache_dir`.
@@ -310,7 +108,7 @@ def prepare(
 def _decode(
     roster: Roster, results: Generator[Read, None, None], store: MemoryStore | FileStore, folder: CacheFolder | None, progress: bool
 ) -> tuple[Contents, Tensor]:
-    """Decodes every image into the store."""
+    """Adds every decoded image to the store; returns what the cache records and the pixels."""
     try:
         reads = []
         with strict_pillow(), closing(results):
@@ -328,7 +126,7 @@ def _decode(
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Holds `folder` against other processes that would write the same cache; waits for one that does. The lock ends with its process."""
+    """Locks `folder` against other processes that would write the same cache, and waits for one that does."""
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -358,18 +156,246 @@ def _read_all(
     if len(paths) == len(indices) and len(paths) >= _FEW and workers > 0:
         yield from read_files(paths, height, width, pixel_cap, workers)
         return
-    for index in indices:
-        path = source.path(index)
-        yield read_file(path, height, width, pixel_cap) if path is not None else _read_loaded(source, index, height, width, pixel_cap)
+    with ThreadPoolExecutor(max(1, workers), "kinfolk-decode") as pool:  # Pillow decodes without holding the interpreter
+        pending: deque[Read | Future[Read]] = deque()
+        for index in indices:
+            path = source.path(index)
+            if path is not None:
+                pending.append(read_file(path, height, width, pixel_cap))
+            else:
+                pending.append(_read_loaded(source, index, height, width, pixel_cap, pool if workers else None))
+            if len(pending) > 4 * workers:
+                yield _result(pending.popleft())
+        while pending:
+            yield _result(pending.popleft())
 
 
-def _read_loaded(source: Source, index: int, height: int, width: int, pixel_cap: int) -> Read:
+def _result(read: Read | Future[Read]) -> Read:
+    return read if isinstance(read, Read) else read.result()
+
+
+def _read_loaded(
+    source: Source, index: int, height: int, width: int, pixel_cap: int, pool: ThreadPoolExecutor | None
+) -> Read | Future[Read]:
+    """Loads one image here and decodes it, if it is the bytes of a file, in `pool`."""
     try:
         data = source.load(index)
         size_bytes, modified_ns = source.stat(index) or (len(data) if isinstance(data, bytes) else data.nbytes, 0)
-        decoded = decode(data, height, width, pixel_cap)
     except (RefusedError, KinfolkError) as error:
         return Read(*(source.stat(index) or (0, 0)), "", 0, 0, None, str(error))
     except Exception as error:  # a Dataset may raise anything
         return Read(*(source.stat(index) or (0, 0)), "", 0, 0, None, f"{type(error).__name__}: {error}")
-    return Read(size_bytes, modified_ns, digest(data), decoded.width, decoded.height, decoded.pixels, None)
+
+    def decoded() -> Read:
+        try:
+            found = decode(data, height, width, pixel_cap)
+        except RefusedError as error:
+            return Read(size_bytes, modified_ns, "", 0, 0, None, str(error))
+        except Exception as error:
+            return Read(size_bytes, modified_ns, "", 0, 0, None, f"{type(error).__name__}: {error}")
+        return Read(size_bytes, modified_ns, digest(data), found.width, found.height, found.pixels, None)
+
+    return pool.submit(decoded) if pool is not None and isinstance(data, bytes) else decoded()
+
+
+# The table of samples
+
+
+@final
+class Roster:
+    """The items of a source in the order of their ids, and the images they need.
+
+    Attributes:
+        images: item index of every image to read, in order of first use; items that share an image (`Item.same_as`) count once.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._items = source, source.items()
+        if not self._items:
+            raise all_refused(source.name, source.refused)
+        seen: set[str] = set()
+        for item in self._items:
+            if item.key in seen:
+                raise KinfolkError(f"{source.name} has two samples with the key `{shown(item.key)}`; rename one of them")
+            seen.add(item.key)
+        self._order = arrange(self._items)
+        self.images = list(dict.fromkeys(self._image_of(index) for index in self._order))
+
+    def contents(self, reads: Sequence[Read]) -> Contents:
+        """What a cache records: one row per good image, and the refused images. `reads` are the results for `images`."""
+        good = [(index, read) for index, read in zip(self.images, reads, strict=True) if read.reason is None]
+        bad = [
+            (self._items[index].key, read.reason, read) for index, read in zip(self.images, reads, strict=True) if read.reason is not None
+        ]
+        refused = [(key, reason, read.size_bytes, read.modified_ns) for key, reason, read in bad]
+        if not good:
+            raise all_refused(self._source.name, [*self._source.refused, *((key, reason) for key, reason, *_ in refused)])
+        samples = Samples(
+            ids=np.arange(len(good)),
+            keys=[self._items[index].key for index, _ in good],
+            widths=np.array([read.width for _, read in good]),
+            heights=np.array([read.height for _, read in good]),
+            labels=None,
+            classes=None,
+            splits=[self._items[index].split for index, _ in good],
+            sizes_bytes=np.array([read.size_bytes for _, read in good]),
+            modified_ns=np.array([read.modified_ns for _, read in good]),
+            digests=[read.digest for _, read in good],
+        )
+        return Contents(samples, list(self._source.refused), refused)
+
+    def agrees(self, contents: Contents) -> bool:
+        """Whether a cache with these contents holds exactly the images of this source. Labels are not compared."""
+        refused = {path: (size, time) for path, _, size, time in contents.refused}
+        good = [index for index in self.images if self._items[index].key not in refused]
+        bad = [index for index in self.images if self._items[index].key in refused]
+        return (
+            contents.unread == self._source.refused
+            and len(bad) == len(refused)
+            and all(self._source.stat(index) == refused[self._items[index].key] for index in bad)
+            and contents.samples.keys == [self._items[index].key for index in good]
+            and content_change(contents.samples, self._source, good) is None
+        )
+
+    def image_data(self, contents: Contents, cache: Tensor, keep: Callable[[Samples], Samples]) -> ImageData:
+        """All samples with their pixels. `keep` makes the compact form of the table."""
+        reasons = {path: reason for path, reason, *_ in contents.refused}
+        row_of = {key: row for row, key in enumerate(contents.samples.keys)}
+        image_keys = [self._items[self._image_of(index)].key for index in self._order]
+        good = [index for index, key in zip(self._order, image_keys, strict=True) if key in row_of]
+        rows = np.array([row_of[key] for key in image_keys if key in row_of])
+        bad = [(self._items[index].key, reasons[key]) for index, key in zip(self._order, image_keys, strict=True) if key in reasons]
+        items, table = [self._items[index] for index in good], contents.samples
+        labels = [self._source.label(index) for index in good]
+        has_labels = any(label is not None for label in labels)
+        captions = same_type([item.caption for item in items]) if any(item.caption is not None for item in items) else None
+        groups = [item.group for item in items] if any(item.group is not None for item in items) else None
+        known = list(table.digests)
+        digests = [known[row] for row in rows]
+        samples = Samples(
+            ids=np.arange(len(good)),
+            keys=[item.key for item in items],
+            widths=table.widths[rows],
+            heights=table.heights[rows],
+            labels=np.array([-1 if label is None else label for label in labels]) if has_labels else None,
+            classes=self._source.classes,
+            splits=[item.split for item in items],
+            sizes_bytes=table.sizes_bytes[rows],
+            modified_ns=table.modified_ns[rows],
+            digests=digests,
+            captions=captions,
+            groups=groups,
+            group_ids=None if captions is None and groups is None else group_ids(digests, captions, groups),
+        )
+        is_plain = len(rows) == len(cache) and bool((rows == np.arange(len(rows))).all())
+        return ImageData(keep(samples), cache, None if is_plain else torch.from_numpy(rows), [*contents.unread, *bad])
+
+    def _image_of(self, index: int) -> int:
+        same_as = self._items[index].same_as
+        return index if same_as is None else same_as
+
+
+def all_refused(name: str, refused: Sequence[tuple[str, str]]) -> KinfolkError:
+    """The error for a source without any good image."""
+    if not refused:
+        return KinfolkError(f"{name} holds no images")
+    path, reason = refused[0]
+    return KinfolkError(f"all {len(refused):,} images of {name} were refused; the first is {shown(path)}: {reason}")
+
+
+# Other processes of the same training
+
+
+def hand_over(data: ImageData, note: Path) -> None:
+    """Writes the location of the data to `note`. Data that is only in memory is not handed over, and `note` is removed."""
+    if data.folder is None or data.samples.file is None:
+        note.unlink(missing_ok=True)
+        return
+    places = {"folder": str(data.folder), "samples": str(data.samples.file), "rows": None, "digest": None}
+    if data.rows is not None:
+        rows, file = data.rows.numpy().astype("<i8"), data.samples.file.with_suffix(".i8")
+        write_atomically(file, lambda opened: opened.write(rows.tobytes()))
+        places |= {"rows": str(file), "digest": _digest(rows)}
+    write_sealed_text(note, json.dumps(places))
+
+
+def take_over(note: Path) -> ImageData | None:
+    """The data that `hand_over` recorded; None if it is missing (e.g. on another machine with its own cache folder) or damaged."""
+    try:
+        places = json.loads(read_sealed_text(note))
+        found = map_cache(Path(places["folder"]))
+        rows = None if places["rows"] is None else np.fromfile(places["rows"], dtype="<i8")
+        samples = Samples.open(places["samples"])
+    except (OSError, ValueError, KeyError, TypeError, KinfolkError):
+        return None
+    if found is None or (rows is not None and _digest(rows) != places["digest"]):
+        return None
+    cache, verify = found
+    if (len(samples) if rows is None else int(rows.max()) + 1) > len(cache):
+        return None
+    data = ImageData(samples, cache, None if rows is None else torch.from_numpy(rows), [])
+    data.folder, data.verify = Path(places["folder"]), verify
+    return data
+
+
+def _digest(rows: Any) -> str:
+    return hashlib.blake2b(rows.tobytes(), digest_size=16).hexdigest()
+
+
+# Refused images, and the progress bar
+
+
+def write_quarantine(refused: Sequence[tuple[str, str]], path: str | Path) -> None:
+    """Writes the rows `path,reason`; the file is also written if nothing was refused. Names are escaped as in `csv_text`."""
+    write_text(Path(path), csv_text(("path", "reason"), refused))
+
+
+def read_quarantine(path: str | Path) -> Refusals:
+    """Reads what `write_quarantine` wrote."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file, strict=True))
+    except FileNotFoundError:
+        raise KinfolkError(f"there is no `{shown(str(path))}`; the run folder is incomplete: restore it, or start a new run") from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise KinfolkError(f"`{shown(str(path))}` is not a readable quarantine file ({first_line(error)}); restore it") from error
+    if not rows or rows[0] != ["path", "reason"] or any(len(row) != 2 for row in rows):
+        raise KinfolkError(f"`{shown(str(path))}` is not a quarantine file; its columns must be path and reason")
+    return [(unescaped(row[0]), unescaped(row[1])) for row in rows[1:]]
+
+
+def summary(refused: Sequence[tuple[str, str]], total: int, where: str | Path = "quarantine.csv") -> str | None:
+    """One line for the screen, or None where nothing was refused."""
+    if not refused:
+        return None
+    return f"{len(refused):,} of {total:,} images {'was' if len(refused) == 1 else 'were'} refused; see {where}"
+
+
+def add_to_quarantine(key: str, reason: str, path: str | Path) -> None:
+    """Appends one row, unless the file has one for this key, because several ranks and epochs may find the same image."""
+    path = Path(path)
+    if not path.exists():
+        write_quarantine([], path)
+    if any(key == known for known, _ in read_quarantine(path)):
+        return
+    append_line(path, csv_text(("path", "reason"), [(key, reason)]).split("\n")[1])  # one write, so that rows of two ranks do not mix
+
+
+def show_progress(values: Iterable[Value], total: int, title: str, *, enabled: bool) -> Iterator[Value]:
+    """Yields `values` and shows on standard error how many of `total` have been yielded; the bar disappears at the end."""
+    if not enabled:
+        yield from values
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from values
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        for value in values:
+            yield value
+            bar.advance(task)

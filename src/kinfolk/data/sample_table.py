@@ -1,8 +1,7 @@
-"""How a data set differs from what it was: the first difference, in a sentence.
+"""The table of samples: one row per sample, with the id that addresses all per-sample state.
 
-Who is in the data set: one row per sample, with the id that all per-sample state is addressed by.
-
-Which samples a state per sample belongs to: one digest of the whole list.
+Also a sentence on the first difference between two tables, and a digest of a whole table, which tells whether per-sample state belongs to
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,77 +20,6 @@ import numpy.typing as npt
 from kinfolk.data.captions import Caption, TextColumn
 from kinfolk.errors import KinfolkError, shown
 from kinfolk.files import DamagedFileError, explain_write_errors, first_line, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def first_difference(was: Samples, now: Samples) -> str | None:
-    """The first difference between two tables of samples: order and presence first, then classes, then row by row."""
-    if (found := key_difference(was.keys, now.keys)) is not None:
-        return found
-    if was.classes != now.classes:
-        return f"the classes were {_shorten(was.classes)}, are now {_shorten(now.classes)}"
-    columns: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
-        ("split", was.splits, now.splits),
-        ("label", _labels(was), _labels(now)),
-        ("caption", was.captions or [None] * len(was), now.captions or [None] * len(now)),
-        ("group", was.groups or [None] * len(was), now.groups or [None] * len(now)),
-        ("bytes", was.sizes_bytes, now.sizes_bytes),  # type: ignore[list-item]
-        ("width", was.widths, now.widths),  # type: ignore[list-item]
-        ("height", was.heights, now.heights),  # type: ignore[list-item]
-        ("digest", was.digests, now.digests),
-    ]
-    differing = [(row, name, a[row], b[row]) for name, a, b in columns if (row := first_unequal(a, b)) is not None]
-    if not differing:
-        return None
-    row, name, before, after = min(differing, key=lambda found: found[0])
-    return value_difference(row, was.keys[row], name, before, after)
-
-
-def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
-    """A sample that is missing, was added, or stands elsewhere."""
-    row = first_unequal(was, now)
-    if row is None and len(was) == len(now):
-        return None
-    row = min(len(was), len(now)) if row is None else row
-    if row < len(was) and was[row] not in set(now):
-        return f"sample {row} ({shown(was[row])}) is missing now"
-    if row < len(now) and now[row] not in set(was):
-        return f"{shown(now[row])} was not there before and is sample {row} now"
-    if row < len(was) and row < len(now):
-        return f"the order has changed: sample {row} was {shown(was[row])}, is now {shown(now[row])}"
-    return f"there were {len(was):,} samples, there are now {len(now):,}"
-
-
-def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
-    """The sentence for one column of one sample."""
-    subject = f"sample {row} ({shown(key)})"
-    if name == "bytes":
-        return f"{subject} was {before:,} bytes, is now {after:,}"
-    if name == "digest":
-        return f"{subject} has the same size as before but other content"
-    return f"{subject} had {name} {_shorten(before)}, has now {_shorten(after)}"
-
-
-def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
-    """The first position, within the shorter of both, where they differ."""
-    if isinstance(was, np.ndarray):
-        places = np.flatnonzero(was[: len(now)] != now[: len(was)])
-        return int(places[0]) if len(places) else None
-    if was == now:
-        return None
-    return next((row for row, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
-
-
-def _labels(samples: Samples) -> list[int | None]:
-    return [None] * len(samples) if samples.labels is None else [None if label < 0 else label for label in samples.labels.tolist()]
-
-
-def _shorten(value: object) -> str:
-    text = "none" if value is None else repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
 
 Ints = npt.NDArray[np.int64]
 _CLASSES = b"kinfolk.classes"
@@ -119,12 +47,12 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the images of streamed data lie.
+    """Where the images of streamed data are stored.
 
     Args:
         archives: the shards, or the folder whose files the keys name.
-        archive: (N,) which of them; −1: the file that the key names, below the first of them.
-        offsets: (N,) of the image within the shard; its length is the sample's `size_bytes`.
+        archive: (N,) index of the shard; −1: the file that the key names, below the first entry of `archives`.
+        offsets: (N,) offset of the image within the shard; its length is the sample's `size_bytes`.
     """
 
     archives: list[str]
@@ -139,22 +67,22 @@ class Places:
 class Samples:
     """The table of samples, by column. Training samples come first; their ids are 0 … `num_train` − 1.
 
-    Columns of texts are lists, or `TextColumn`s where the table is kept for long (`packed`, `mapped`): these take about 45 bytes a sample
-    and the key, instead of some 900, and processes that map the same file share them.
+    Columns of texts are lists, or `TextColumn`s in tables that are kept for long (`packed`, `mapped`). These take about 45 bytes per sample
+    plus the key instead of about 900, and processes that map the same file share them.
 
     Args:
         ids: (N,) sample ids.
-        keys: what the source calls each sample: a relative path, or `split/row` of an array.
+        keys: the name of each sample in its source: a relative path, or `split/row` of an array.
         widths, heights: (N,) of the original image, after EXIF rotation.
-        labels: (N,) with −1 for unlabelled; None where no sample has a label.
-        classes: names of the labels, where known.
-        splits: "train", "val", "test" or a table's own name.
+        labels: (N,) with −1 for unlabelled; None if no sample has a label.
+        classes: names of the labels, if known.
+        splits: "train", "val", "test" or another name from a table.
         sizes_bytes, modified_ns: (N,) of the file; `modified_ns` is 0 where there is none.
         digests: of the raw bytes, 16 hexadecimal digits.
-        captions, groups: where the source has them. A caption is a text, or a tuple where samples have several.
-        group_ids: (N,) known positives: samples with one group id share an image, a caption or a group; see `groups.py`.
-        places: where each image lies, of data that is streamed.
-        file: which the columns are mapped from, if they are.
+        captions, groups: if the source has them. A caption is a text, or a tuple if samples have several.
+        group_ids: (N,) known positives: samples with the same group id share an image, a caption or a group; see `labels.group_ids`.
+        places: where each image is stored, for streamed data.
+        file: the file that the columns are mapped from, if any.
     """
 
     ids: Ints
@@ -198,11 +126,11 @@ class Samples:
 
     @property
     def num_train(self) -> int:
-        """How many samples are of the split "train"."""
+        """Number of samples in the split "train"."""
         return self.splits.count("train")
 
     def of(self, split: str) -> Samples:
-        """The samples of one split; they keep their ids."""
+        """The samples of one split, with their ids."""
         return self._take(self.rows_of(split))
 
     def rows_of(self, split: str) -> Ints:
@@ -212,19 +140,19 @@ class Samples:
         return np.array([row for row, name in enumerate(self.splits) if name == split], dtype=np.int64)
 
     def at(self, rows: Ints) -> Samples:
-        """The samples at `rows`, with ids of their own."""
+        """The samples at `rows`, with new ids."""
         return replace(self._take(rows), ids=np.arange(len(rows)))
 
-    def numbered(self, group_ids: Ints) -> Samples:
-        """The same samples with these groups."""
+    def with_group_ids(self, group_ids: Ints) -> Samples:
+        """The same samples with these group ids."""
         return replace(self, group_ids=group_ids, file=None)
 
     def first_difference(self, other: Samples) -> str | None:
-        """A sentence that names the first difference from `other` (the present state), or None. `modified_ns` is not compared."""
+        """A sentence on the first difference from `other` (the present state), or None. `modified_ns` is not compared."""
         return first_difference(self, other)
 
     def to_parquet(self, path: str | Path) -> None:
-        """Writes the table; class names go into the file's metadata."""
+        """Writes the table to a Parquet file, with the class names in its metadata."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -254,7 +182,7 @@ class Samples:
 
     @classmethod
     def read(cls, path: str | Path) -> Samples:
-        """Reads what `to_parquet` wrote."""
+        """Reads a file that `to_parquet` wrote."""
         import pyarrow.parquet as pq
 
         try:
@@ -269,8 +197,10 @@ class Samples:
         return self._of_table(self._compact())
 
     def mapped(self, folder: str | Path) -> Samples:
-        """The same table from a file in `folder`, which all processes of the machine share; the file is named by the digest of its bytes.
-        One that is damaged is written anew."""
+        """The same table, mapped from a file in `folder` that all processes of the machine share.
+
+        The file is named by the digest of its bytes; a damaged one is written again.
+        """
         table = self._compact()
         name = hashlib.blake2b(digest_size=8)
         _write_table(table, _Digested(name))
@@ -285,7 +215,7 @@ class Samples:
 
     @classmethod
     def open(cls, path: str | Path) -> Samples:
-        """Maps a file that `mapped` wrote; one whose bytes do not match its name is refused."""
+        """Maps a file that `mapped` wrote; refuses one whose bytes do not match its name."""
         import pyarrow as pa
 
         path = Path(path)
@@ -302,7 +232,7 @@ class Samples:
             raise KinfolkError(f"`{path}` is not a readable table of samples: {first_line(error)}") from error
 
     def _compact(self) -> Any:
-        """As a table of one record batch: 32 bits where they suffice, splits as numbers, digests as eight bytes."""
+        """The table as one record batch: 32 bits if they suffice, splits as numbers, digests as eight bytes."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {"key": TextColumn.of(self.keys).array, "split": TextColumn.of(self.splits, few=True).array}
@@ -314,21 +244,21 @@ class Samples:
         columns |= {
             name: TextColumn.of(texts).array for name, texts in (("caption", self.captions), ("group", self.groups)) if texts is not None
         }
-        told = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
+        metadata = {} if self.classes is None else {_CLASSES: json.dumps(self.classes).encode()}
         if self.places is not None:
             columns |= {"archive": _narrow(self.places.archive), "offset": _narrow(self.places.offsets)}
-            told[_ARCHIVES] = json.dumps(self.places.archives).encode()
-        return pa.table(columns).replace_schema_metadata(told or None)
+            metadata[_ARCHIVES] = json.dumps(self.places.archives).encode()
+        return pa.table(columns).replace_schema_metadata(metadata or None)
 
     @classmethod
     def _of_table(cls, table: Any) -> Samples:
         column = {name: table[name] for name in table.column_names}
         labels = column.get("label")
-        told = table.schema.metadata or {}
-        classes = told.get(_CLASSES)
+        metadata = table.schema.metadata or {}
+        classes = metadata.get(_CLASSES)
         places = None
-        if _ARCHIVES in told:
-            places = Places(json.loads(told[_ARCHIVES]), _numbers(column["archive"]), _numbers(column["offset"]))
+        if _ARCHIVES in metadata:
+            places = Places(json.loads(metadata[_ARCHIVES]), _numbers(column["archive"]), _numbers(column["offset"]))
 
         def texts(name: str) -> TextColumn | None:
             return TextColumn(_one_chunk(column[name])) if name in column else None
@@ -361,7 +291,7 @@ class Samples:
 
 
 def _strings(values: Sequence[Any]) -> Any:
-    """A column of plain strings, or lists of them, as other programs read it."""
+    """A column of plain strings or lists of strings, which other programs can read."""
     import pyarrow as pa
 
     if isinstance(values, TextColumn) and (pa.types.is_string(values.array.type) or pa.types.is_dictionary(values.array.type)):
@@ -371,7 +301,7 @@ def _strings(values: Sequence[Any]) -> Any:
 
 
 class _Digested:
-    """A file of which nothing is kept but the digest."""
+    """A file object that keeps only the digest of what is written."""
 
     closed = False
 
@@ -405,12 +335,12 @@ def _one_chunk(column: Any) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """A numpy view of a column, or a copy of one in several parts."""
+    """A column as a numpy view, or as a copy if it has several chunks."""
     return _one_chunk(column).to_numpy()
 
 
 def _narrow(numbers: Ints) -> Any:
-    """In 32 bits where all numbers fit."""
+    """The numbers in 32 bits, if all fit."""
     import pyarrow as pa
 
     fits = not len(numbers) or -(1 << 31) <= int(numbers.min()) <= int(numbers.max()) < 1 << 31
@@ -421,12 +351,86 @@ _INT_COLUMNS = {"ids": "id", "widths": "width", "heights": "height", "sizes_byte
 _TEXT_COLUMNS = ("keys", "splits", "digests")
 
 
-_identity_PIECE = 1 << 16
+# Differences between two tables
+
+
+def first_difference(was: Samples, now: Samples) -> str | None:
+    """The first difference between two tables of samples: order and presence first, then classes, then row by row."""
+    if (found := key_difference(was.keys, now.keys)) is not None:
+        return found
+    if was.classes != now.classes:
+        return f"the classes were {_shorten(was.classes)}, are now {_shorten(now.classes)}"
+    columns: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
+        ("split", was.splits, now.splits),
+        ("label", _labels(was), _labels(now)),
+        ("caption", was.captions or [None] * len(was), now.captions or [None] * len(now)),
+        ("group", was.groups or [None] * len(was), now.groups or [None] * len(now)),
+        ("bytes", was.sizes_bytes, now.sizes_bytes),  # type: ignore[list-item]
+        ("width", was.widths, now.widths),  # type: ignore[list-item]
+        ("height", was.heights, now.heights),  # type: ignore[list-item]
+        ("digest", was.digests, now.digests),
+    ]
+    differing = [(row, name, a[row], b[row]) for name, a, b in columns if (row := first_unequal(a, b)) is not None]
+    if not differing:
+        return None
+    row, name, before, after = min(differing, key=lambda found: found[0])
+    return value_difference(row, was.keys[row], name, before, after)
+
+
+def key_difference(was: Sequence[str], now: Sequence[str]) -> str | None:
+    """A sentence on the first sample that is missing, was added or has moved; None if there is none."""
+    row = first_unequal(was, now)
+    if row is None and len(was) == len(now):
+        return None
+    row = min(len(was), len(now)) if row is None else row
+    if row < len(was) and was[row] not in set(now):
+        return f"sample {row} ({shown(was[row])}) is now missing"
+    if row < len(now) and now[row] not in set(was):
+        return f"{shown(now[row])} was not there before and is now sample {row}"
+    if row < len(was) and row < len(now):
+        return f"the order has changed: sample {row} was {shown(was[row])}, is now {shown(now[row])}"
+    return f"there were {len(was):,} samples, there are now {len(now):,}"
+
+
+def value_difference(row: int, key: str, name: str, before: object, after: object) -> str:
+    """A sentence on a changed value of one sample."""
+    subject = f"sample {row} ({shown(key)})"
+    if name == "bytes":
+        return f"{subject} was {before:,} bytes, is now {after:,}"
+    if name == "digest":
+        return f"{subject} has the same size as before but other content"
+    return f"{subject} had {name} {_shorten(before)}, now has {_shorten(after)}"
+
+
+def first_unequal(was: Sequence[Any], now: Sequence[Any]) -> int | None:
+    """The first position, within the shorter of both, where they differ."""
+    if isinstance(was, np.ndarray):
+        places = np.flatnonzero(was[: len(now)] != now[: len(was)])
+        return int(places[0]) if len(places) else None
+    if was == now:
+        return None
+    return next((row for row, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
+
+
+def _labels(samples: Samples) -> list[int | None]:
+    return [None] * len(samples) if samples.labels is None else [None if label < 0 else label for label in samples.labels.tolist()]
+
+
+def _shorten(value: object) -> str:
+    text = "none" if value is None else repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+# Digest of a table
+
+_DIGESTED_ROWS = 1 << 16
 
 
 def samples_digest(samples: Samples) -> str:
-    """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups, in the order of ids. Of streamed data,
-    whose contents are not known, the sizes stand for them. How the table is kept, in lists or in columns, makes no difference."""
+    """32 hexadecimal digits of keys, splits, contents, sizes, labels, classes, captions and groups, in the order of ids.
+
+    For streamed data, whose contents are not known, only the sizes count. The digest does not depend on whether columns are lists.
+    """
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(samples.classes).encode("utf-8", "surrogatepass"))
     for texts in (samples.keys, samples.splits, samples.digests, samples.captions, samples.groups):
@@ -438,12 +442,12 @@ def samples_digest(samples: Samples) -> str:
 
 
 def _add(state: hashlib.blake2b, texts: Sequence[Any] | None) -> None:
-    """No two columns have the same bytes: lengths come before the texts, piece by piece."""
+    """Adds a column to the digest. Lengths come before the texts, so that different columns never have the same bytes."""
     if texts is None:
         state.update(b"none")
         return
     column = TextColumn.of(texts)
     state.update(b"column" + len(column).to_bytes(8, "little"))
-    for start in range(0, len(column), _identity_PIECE):
-        for part in column[start : start + _identity_PIECE].plain():
+    for start in range(0, len(column), _DIGESTED_ROWS):
+        for part in column[start : start + _DIGESTED_ROWS].plain():
             state.update(part)

@@ -1,13 +1,8 @@
-"""Patterns for many files, as webdataset writes them: `shards/{000..331}.tar`, `shards/*.tar`.
+"""Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and labels (`.cls`), read in place.
 
-Webdataset shards: `.tar` files of images, captions (`.txt`, or `.json` with "caption") and labels (`.cls`), read in place.
-
-The first pass reads the archives' headers and captions and notes where each image lies (`shard_index.py`); the images stay where they are.
-Nothing is unpacked and nothing in an archive is run.
-
-What lies where in a webdataset shard, and files that remember it, so that a shard is read through once.
-
-An index file belongs to its shard as long as that has the same size and time of modification.
+The first pass reads the archives' headers and captions and records where each image is stored. Nothing is unpacked and nothing in an
+archive is run. `ShardIndex` keeps the result in index files, so that a shard is read through only once; an index file is valid while its
+shard has the same size and modification time. Several shards can be named by a pattern: `shards/{000..331}.tar`, `shards/*.tar`.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from kinfolk.data.captions import sort_out
+from kinfolk.data.captions import usable_captions
 from kinfolk.data.labels import SPLITS, encode_labels
 from kinfolk.data.source import Item, Source
 from kinfolk.errors import KinfolkError, shown
@@ -33,8 +28,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def expand(pattern: str) -> list[Path]:
-    """The `.tar` files a pattern names, in order; none where it is no pattern. A file of a range need not exist: it is missed later, by
-    name."""
+    """The `.tar` files of a pattern, in order; empty if it is not a pattern. A file of a range need not exist: it is reported later."""
     if not pattern.lower().endswith(".tar"):
         return []
     if (found := _RANGE.search(pattern)) is not None:
@@ -50,7 +44,7 @@ Refusals = list[tuple[str, str]]
 
 @final
 class ShardSource(Source):
-    """Images that lie in archives."""
+    """Images inside archives."""
 
     def __init__(
         self,
@@ -92,7 +86,7 @@ class ShardSource(Source):
 
 
 def find_shards(path: Path) -> dict[str, list[Path]]:
-    """The archives of each split: a single `.tar`; or those of a folder, or of its `train/`, `test/` …, if it holds no images besides."""
+    """The archives of each split: a single `.tar`, or those of a folder or of its `train/`, `test/` …, if it contains no image files."""
     if path.is_file():
         return {"train": [path]}
     try:
@@ -111,8 +105,8 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
 def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path | None = None) -> ShardSource:
     """The samples of all archives, in the order of archives and of keys within them; keys are `archive/key`.
 
-    A sample without an image, with two of them, or (where any sample has a caption) without a good caption is refused by name; so is an
-    archive that can't be read. Archives that have not changed since their index was kept in `index_dir` are not read.
+    A sample without an image, with two images, or (if any sample has a caption) without a usable caption is refused by name, and so is an
+    archive that can't be read. Archives that have not changed since their index was written to `index_dir` are not read.
     """
     rows: list[tuple[str, str, tuple[str, int, int], Entry]] = []
     refused: Refusals = []
@@ -134,7 +128,7 @@ def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path 
     items: list[Item] = []
     places: list[tuple[str, int, int]] = []
     for (key, split, place, entry), label in zip(rows, labels, strict=True):
-        caption, faults = sort_out(entry.caption) if captioned else (None, [])
+        caption, faults = usable_captions(entry.caption) if captioned else (None, [])
         refused += [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
         if captioned and caption is None:
             continue
@@ -148,12 +142,12 @@ def open_shards(splits: dict[str, list[Path]], name: str, index_dir: str | Path 
 def _tars(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() == ".tar" and not entry.name.startswith("."))
-    except OSError:  # taken for an archive that can't be read, among others that can, it is refused by its name
+    except OSError:  # treated like an archive that can't be read, which is refused by name
         return [folder]
 
 
 def shard_names(paths: list[Path]) -> dict[Path, str]:
-    """How keys call each archive: by its name, or with its folder where two have one name."""
+    """The name of each archive in keys: its file name, with its folder if two have the same name."""
     names = Counter(path.name for path in paths)
     chosen = {path: path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in paths}
     return {path: shown(name) for path, name in chosen.items()}
@@ -168,13 +162,13 @@ _HARMLESS = frozenset((b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b
 
 
 class Entry(NamedTuple):
-    """What a shard holds under one key.
+    """The files of one key in a shard.
 
     Args:
         image: offset and length of the image within the shard.
-        caption: a text, with lone surrogates for what is not UTF-8, or a list; None where there is none.
+        caption: a text (with lone surrogates for bytes that are not UTF-8) or a list; None if there is none.
         label: the text of its `.cls`.
-        fault: what is wrong with it.
+        fault: why it can't be used.
     """
 
     key: str
@@ -185,7 +179,7 @@ class Entry(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The entries of an archive in order of first appearance, and what is wrong with it; what stands before a damage is kept."""
+    """The entries of an archive in order of first appearance, and what is wrong with it; entries before a damaged part are kept."""
 
     entries: list[Entry]
     fault: str | None
@@ -193,10 +187,10 @@ class Shard(NamedTuple):
 
 @final
 class ShardIndex:
-    """Entries by shard: from the index files in `folder`, or by reading the shard.
+    """The entries of shards, from index files in `folder` or by reading the shard.
 
     Args:
-        folder: where index files may lie; None: nowhere.
+        folder: of the index files; None: there are none.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -204,7 +198,7 @@ class ShardIndex:
         self._new: dict[Path, tuple[list[int], Shard]] = {}
 
     def of(self, path: Path) -> Shard:
-        """What the archive holds."""
+        """The entries of an archive."""
         try:
             status = path.stat()
         except OSError as error:
@@ -217,7 +211,7 @@ class ShardIndex:
         return known
 
     def keep(self, folder: str | Path) -> None:
-        """Writes index files for the shards that had to be read."""
+        """Writes index files for the shards that had to be read, and forgets them."""
         for path, (state, shard) in self._new.items():
             place = _place(Path(folder), path)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +221,7 @@ class ShardIndex:
 
 
 def read_shard(path: Path) -> Shard:
-    """Reads the headers of an archive and the small files beside the images."""
+    """Reads the headers of an archive and its small files."""
     found: dict[str, _Files] = {}
     fault = None
     try:
@@ -237,10 +231,10 @@ def read_shard(path: Path) -> Shard:
                 for name, offset, size in members:
                     _place_member(found, name, True, offset, size, file)
                 return Shard([_entry(key, files) for key, files in found.items()], None)
-            # "r:" takes no compressed archive: its parts can't be read in place.
+            # "r:" refuses compressed archives, whose parts can't be read in place.
             with tarfile.open(path, "r:") as archive:
                 for member in archive:
-                    archive.members = []  # type: ignore[attr-defined]  # of millions of headers none is wanted twice
+                    archive.members = []  # type: ignore[attr-defined]  # headers are not needed twice, and there may be millions
                     if not member.isdir():
                         regular = member.isreg() and member.sparse is None
                         _place_member(found, member.name, regular, member.offset_data, member.size, file)
@@ -251,8 +245,10 @@ def read_shard(path: Path) -> Shard:
 
 
 def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
-    """(name, offset, size) of every file of a whole, ordinary archive, several times as fast as by `tarfile`; None for one that holds
-    anything else than regular files and folders, is damaged or is cut: `tarfile` then says what."""
+    """(name, offset, size) of every file of an intact, ordinary archive, several times as fast as with `tarfile`.
+
+    None if the archive has entries other than regular files and folders or is damaged; `tarfile` then reads it and reports the damage.
+    """
     if not hasattr(os, "pread"):
         return None
     found: list[tuple[str, int, int]] = []
@@ -265,8 +261,8 @@ def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
         if len(header) < _BLOCK or magic not in (b"ustar\0", b"ustar ") or size_field[0] & 0x80:
             return None
         try:
-            size, told = int(size_field.strip(b" \0") or b"0", 8), int(header[148:156].strip(b" \0"), 8)
-            if told != sum(header) - sum(header[148:156]) + 8 * 32:
+            size, checksum = int(size_field.strip(b" \0") or b"0", 8), int(header[148:156].strip(b" \0"), 8)
+            if checksum != sum(header) - sum(header[148:156]) + 8 * 32:
                 return None
             start, place = place + _BLOCK, place + _BLOCK + -(-size // _BLOCK) * _BLOCK
             if kind == b"x":
@@ -284,7 +280,7 @@ def plain_members(handle: int) -> list[tuple[str, int, int]] | None:
 
 
 def _pax_name(records: bytes, name: str | None) -> str | None:
-    """The path that the records before a header give; refuses what would change more than the name."""
+    """The path given by the extended header records; raises for records that change more than the name."""
     while records.rstrip(b"\0"):
         length, _, rest = records.partition(b" ")
         record = rest[: int(length) - len(length) - 1]
@@ -304,7 +300,7 @@ def _text_of(field_: bytes) -> str:
 def _place_member(found: dict[str, _Files], path: str, regular: bool, offset: int, size: int, file: Any) -> None:
     folder, _, base = path.rpartition("/")
     stem, _, extension = base.partition(".")
-    if stem and extension:  # not hidden, and of some kind
+    if stem and extension:  # not hidden, and with an extension
         name = f"{folder}/{stem}".removeprefix("./").removeprefix("/")
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         _note(found.setdefault(name, _Files()), extension.lower(), regular, offset, size, file)
@@ -312,7 +308,7 @@ def _place_member(found: dict[str, _Files], path: str, regular: bool, offset: in
 
 @dataclass
 class _Files:
-    """The files of one key: where the image lies, and the small ones' bytes; None for one that is too long."""
+    """The files of one key: the location of the image and the bytes of the small files (None for one that is too long)."""
 
     image: tuple[int, int] | None = None
     texts: dict[str, bytes | None] = field(default_factory=dict)
@@ -334,7 +330,7 @@ def _note(files: _Files, extension: str, regular: bool, offset: int, size: int, 
 
 
 def _entry(key: str, files: _Files) -> Entry:
-    """With the text as its caption, or what its JSON calls "caption" (or "captions", a list), or None where there is neither."""
+    """The entry of one key. Its caption is the text, or "caption" (or "captions", a list) in its JSON, or None."""
     caption, fault = None, files.fault
     if "txt" in files.texts:
         text = files.texts["txt"]
@@ -361,7 +357,7 @@ def _place(folder: Path, shard: Path) -> Path:
 
 
 def _read(place: Path, state: list[int]) -> Shard | None:
-    """What an index file says, if it is whole and of this state of the shard."""
+    """The contents of an index file, if it is intact and belongs to this state of the shard."""
     try:
         version, of, fault, entries = json.loads(read_sealed_text(place))
         if (version, of) != (_VERSION, state):

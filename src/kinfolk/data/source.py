@@ -1,4 +1,4 @@
-"""Where images come from, behind one interface."""
+"""The interface of all data sources: samples with keys, splits, labels and image bytes or pixels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Pixels = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Item:
-    """One sample as its source announces it.
+    """One sample of a source.
 
     Args:
         key: unique within the source and stable.
-        label: index of the class; None where there is none or where only `Source.label` can tell.
-        caption: or several, as a tuple.
+        label: index of the class; None if there is none or if only `Source.label` knows it.
+        caption: a text, or several as a tuple.
         same_as: index of the earlier item whose image this one shares (several captions of one image).
     """
 
@@ -36,13 +36,13 @@ class Item:
 
 
 class Source(ABC):
-    """Images with keys, splits and perhaps labels. Nothing is decoded before `load`.
+    """Images with keys, splits and perhaps labels. Nothing is read before `load`.
 
     Attributes:
-        name: what messages call it.
-        classes: names of the labels, where known.
-        refused: (path, reason) of what was refused without being read: missing, not a regular file.
-        native_size: (height, width) where all images have one size, else None.
+        name: used in messages.
+        classes: names of the labels, if known.
+        refused: (path, reason) of what was refused without being read, e.g. because it is missing or not a regular file.
+        native_size: (height, width) if all images have the same size, else None.
     """
 
     name: str
@@ -56,22 +56,22 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, index: int) -> bytes | Pixels:
-        """Item `index`: the bytes of an image file, or its pixels (H, W) or (H, W, 1 | 3 | 4), uint8."""
+        """The bytes of the image file of item `index`, or its pixels (H, W) or (H, W, 1 | 3 | 4), uint8."""
 
     @abstractmethod
     def label(self, index: int) -> int | None:
-        """The label of item `index`; asked after `load(index)`."""
+        """The label of item `index`; called after `load(index)`."""
 
     @abstractmethod
     def path(self, index: int) -> Place | None:
-        """The file that holds item `index` and nothing else, or the part of a file, for workers to read; None where there is none."""
+        """The file, or part of a file, that holds item `index`, for workers to read; None if there is none."""
 
     @abstractmethod
     def stat(self, index: int) -> tuple[int, int] | None:
-        """(size in bytes, time of modification in ns) of item `index`, without reading it; None where it can't be told."""
+        """(size in bytes, modification time in ns) of the file of item `index`, without reading it; None if unknown."""
 
     def keep(self, folder: str | Path) -> None:  # noqa: B027
-        """Leaves in a cache folder what would spare the next opening some work. Default: nothing."""
+        """Writes to a cache folder what makes the next opening faster. Default: nothing."""
 
     def release(self) -> None:  # noqa: B027
-        """Forgets its items: the table of samples has taken their place, and a training lasts. Default: nothing."""
+        """Frees the items once the table of samples has been made. Default: nothing."""

@@ -1,8 +1,8 @@
-"""Images that are read and decoded whenever they are needed: for data whose decoded pixels fit on no disk.
+"""Streamed data: images that are read and decoded whenever they are needed, for data whose decoded pixels do not fit on a disk.
 
-The table of samples (`stream_index.py`) says where each image lies, so any sample can be read at any time by its id; what makes it
-streaming is the order: shards in a random order, and samples in a random order within a window of consecutive shards, so that reads stay
-close together. The order is a function of seed and epoch, computed window by window.
+The table of samples (`stream_index.py`) records where each image is stored, so any sample can be read at any time by its id. Shards are
+visited in a random order, and samples in a random order within a window of consecutive shards, so that reads stay close together. The order
+is a function of seed and epoch and is computed window by window.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StreamOrder:
 
     Args:
         starts: (S + 1,) the first id of each shard, and the number of training samples.
-        window: samples that are shuffled together; those of several consecutive shards.
-        seed, epoch: what the order is a function of.
+        window: number of samples that are shuffled together, from several consecutive shards.
+        seed, epoch: determine the order.
 
     Example:
         >>> order = StreamOrder(np.array([0, 2, 5]), window=5, seed=0, epoch=0)
@@ -77,17 +77,17 @@ class StreamOrder:
 class StreamedPixels:
     """Reads images by id, in worker processes.
 
-    A corrupt image is refused by name: noted in `quarantine` and in the file `note`, and left out of the batch; it is not tried again.
-    A shard that is missing, shorter than it was, or unreadable ends the training with its name: its samples would silently be missing.
+    A corrupt image is refused by name: it is added to `quarantine` and to the file `note`, left out of its batch and not read again. A
+    shard that is missing, truncated or unreadable ends the training with an error, because its samples would be missing silently.
 
     Args:
-        samples: with `places`.
+        samples: the table of samples, with `places`.
         height, width: of the pixels.
         pixel_cap, workers: see `prepare`.
-        window: of `StreamOrder`.
+        window: see `StreamOrder`.
 
     Attributes:
-        note: the run's quarantine file, once it trains.
+        note: the quarantine file of the run; None before training.
     """
 
     note: Path | None = None
@@ -107,7 +107,7 @@ class StreamedPixels:
         return len(self.samples), self.height, self.width, 3
 
     def order(self, seed: int, epoch: int) -> StreamOrder | Tensor:
-        """The training samples of an epoch. Files of a folder are read one by one anyway: their order is random altogether."""
+        """The training samples of an epoch. The files of a folder are read one by one anyway, so their order is completely random."""
         archive = self.places.archive[: self.num_train]
         if len(archive) and archive[0] < 0:
             return torch.randperm(self.num_train, generator=generator(seed, "shuffle", epoch))
@@ -115,7 +115,7 @@ class StreamedPixels:
         return StreamOrder(np.append(starts, self.num_train), self.window, seed, epoch)
 
     def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(G, H, W, 3) pixels, (G,) aspects and (G,) places within `ids` (B,) of the images that are good."""
+        """(G, H, W, 3) pixels, (G,) aspects and (G,) positions within `ids` (B,) of the good images."""
         wanted = [place for place, id_ in enumerate(ids.tolist()) if id_ not in self._bad]
         rows = ids[wanted].numpy()
         pixels, reads = self.pool.read(self._places(rows))
@@ -132,7 +132,7 @@ class StreamedPixels:
         return torch.from_numpy(np.asarray(pixels)), torch.from_numpy(self._aspects[ids[kept].numpy()]), kept
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """(B, H, W, 3) of all of `ids`, for evaluation; black where the image is refused."""
+        """(B, H, W, 3) pixels of all `ids`, for evaluation; black for a refused image."""
         found, _, kept = self.read(ids)
         if len(kept) == len(ids):
             return found
@@ -141,7 +141,7 @@ class StreamedPixels:
         return everything
 
     def aspect(self, ids: Tensor) -> Tensor:
-        """(B,) width / height of the original images; 1 where the image is refused."""
+        """(B,) width / height of the original images; 1 for a refused image."""
         rows = ids.numpy()
         unknown = ids[self._aspects[rows] == 0]
         if len(unknown):
@@ -161,8 +161,8 @@ class StreamedPixels:
         number = int(self.places.archive[id_])
         if number >= 0 and reason.startswith(_GONE):
             raise KinfolkError(
-                f"the shard `{self.places.archives[number]}` is missing or has been cut since it was indexed ({shown(key)}: {reason}); "
-                "restore it and resume"
+                f"the shard `{self.places.archives[number]}` is missing or has been truncated since it was indexed "
+                f"({shown(key)}: {reason}); restore it and resume"
             )
         with self._lock:
             if id_ in self._bad:
@@ -171,16 +171,16 @@ class StreamedPixels:
             self.quarantine.append((key, reason))
             if self.note is not None:
                 add_to_quarantine(key, reason, self.note)
-        LOG.warning("%s", f"{shown(key)} was refused: {reason}; training leaves it out, evaluation sees a black image in its place")
+        LOG.warning("%s", f"{shown(key)} was refused: {reason}; training leaves it out, and evaluation uses a black image instead")
 
 
 @final
 class StreamSource(Source):
-    """Shards, or a folder of images, that are not to be decoded beforehand.
+    """Shards or a folder of images that are not decoded in advance.
 
     Args:
-        spec: of the shards or the folder, as in `open_source`.
-        index_dir: where the table of samples is kept.
+        spec: the shards or the folder, as in `open_source`.
+        index_dir: folder for the table of samples.
         labels_from_folders: see `open_source`.
     """
 
@@ -208,7 +208,7 @@ class StreamSource(Source):
         self.classes, self.native_size = self.samples.classes, None
 
     def image_data(self, *, image_size: int, workers: int | None, pixel_cap: int, window: int) -> ImageData:
-        """The data by id. `window`: see `StreamedPixels`."""
+        """The data by sample id. `window`: see `StreamOrder`."""
         stream = StreamedPixels(self.samples, image_size, image_size, pixel_cap=pixel_cap, workers=workers, window=window)
         return ImageData(self.samples, stream, None, list(self.refused))
 
@@ -237,7 +237,7 @@ class StreamSource(Source):
 
 @final
 class _Items(Sequence[Item]):
-    """Items that are made when they are asked for."""
+    """A sequence of items that are created on access."""
 
     def __init__(self, number: int, make: Callable[[int], Item]) -> None:
         self._number, self._make = number, make

@@ -1,9 +1,8 @@
-"""The table of streamed data: which images there are and where they lie, found once and kept in a file that later runs and all ranks map.
+"""The table of samples of streamed data: where each image is stored. It is made once and kept in a file that later runs and all ranks map.
 
-Shards are read through for their headers, one after the other, so building the table needs the memory of the table and of one shard. The
-file is found by the state of what it describes (for shards: path, size and time of modification of each, and whether it can be read; for a
-folder: those of every folder below it), so a file that belongs to another state is not found. A folder is not listed again while none of
-its folders has changed.
+The headers of shards are read one shard after the other, so building the table needs the memory of the table and of one shard. The name of
+the file is a digest of the state it describes (for shards: path, size, modification time and readability of each; for a folder: those of
+every folder below it), so a file of another state is never used. A folder is not listed again while none of its folders has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, final
 
 import numpy as np
 
-from kinfolk.data.captions import TextColumn, alike, sort_out
+from kinfolk.data.captions import TextColumn, same_type, usable_captions
 from kinfolk.data.change_detection import SPLIT_RANK, arrange
 from kinfolk.data.folder import folders_below, open_folder
 from kinfolk.data.labels import encode_labels, group_ids
@@ -31,12 +30,12 @@ _VERSION = 2
 
 
 def index_shards(splits: dict[str, list[Path]], name: str, folder: Path) -> tuple[Samples, Refusals]:
-    """The samples of all shards, and what was refused by name: a shard that is missing or cut, a sample without a usable image or caption.
+    """The samples of all shards, and what was refused: shards that are missing or truncated, samples without a usable image or caption.
 
     Args:
         splits: the shards of each split.
-        name: what messages call the data.
-        folder: where the table is kept.
+        name: used in messages.
+        folder: for the file of the table.
     """
     ordered = sorted(splits.items(), key=lambda item: (SPLIT_RANK.get(item[0], 3), item[0]))
     state = [(split, [_state(path) for path in paths]) for split, paths in ordered]
@@ -55,14 +54,14 @@ def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
         pass
     state = [
         _state(Path(path)) for path in folders_below(os.path.abspath(root))
-    ]  # before listing: what changes meanwhile is seen the next time
+    ]  # before listing, so that later changes are noticed the next time
     found = _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
     _write(known, state)
     return found
 
 
 def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
-    """The table of this state: from its file, or built and written by one process while others wait."""
+    """The table of this state, from its file, or built and written by one process while others wait."""
     note = folder / "streams" / f"{_digest([_VERSION, state])}.json"
     found = _read_kept(note)
     if found is None:
@@ -86,7 +85,7 @@ def _read_kept(note: Path) -> tuple[Samples, Refusals] | None:
 
 @final
 class _Rows:
-    """The columns of the table as they grow, a shard at a time."""
+    """The columns of the table, filled shard by shard."""
 
     def __init__(self) -> None:
         self.keys: list[Any] = []
@@ -104,10 +103,10 @@ class _Rows:
         self.keys.append(pa.array([key for key, *_ in entries], pa.large_string()))
         captions = []
         for key, _, raw, _ in entries:
-            caption, faults = sort_out(raw)
+            caption, faults = usable_captions(raw)
             captions.append(caption)
             self.faults += [(f"{key}[{part}]" if part else key, fault, raw is None) for part, fault in faults]
-        self.captions.append(TextColumn.of(alike(captions)))
+        self.captions.append(TextColumn.of(same_type(captions)))
         self.splits.append((split, len(entries)))
         self.archive.append(np.full(len(entries), number, dtype=np.int32))
         self.offsets.append(np.array([offset for _, (offset, _), *_ in entries], dtype=np.int64))
@@ -125,7 +124,7 @@ def _read_shards(ordered: list[tuple[str, list[Path]]], name: str, folder: Path)
     names = shard_names(paths)
     for number, (split, path) in enumerate((split, path) for split, tars in ordered for path in tars):
         shard = index.of(path)
-        index.keep(folder)  # and forget it
+        index.keep(folder)
         if shard.fault is not None:
             refused.append((names[path], shard.fault))
         end, usable = (path.stat().st_size if shard.entries else 0), []
@@ -159,14 +158,14 @@ def _read_shards(ordered: list[tuple[str, list[Path]]], name: str, folder: Path)
         sizes_bytes=np.concatenate(rows.sizes),
         modified_ns=np.concatenate(rows.times),
         digests=TextColumn(pa.nulls(number, pa.string())),
-        captions=alike([caption for column in rows.captions for caption in column]) if captioned else None,
+        captions=same_type([caption for column in rows.captions for caption in column]) if captioned else None,
         places=Places([os.path.abspath(path) for path in paths], np.concatenate(rows.archive), np.concatenate(rows.offsets)),
     )
     if captioned:
         assert samples.captions is not None
         with_text = np.array([caption is not None for caption in samples.captions])
         samples = samples.at(np.flatnonzero(with_text))
-        samples = samples.numbered(group_ids(list(samples.keys), samples.captions, None))
+        samples = samples.with_group_ids(group_ids(list(samples.keys), samples.captions, None))
     return samples, refused
 
 
@@ -199,7 +198,7 @@ def _read_folder(root: Path, labels_from_folders: bool) -> tuple[Samples, Refusa
 
 
 def _require_plain_names(root: Path, files: Sequence[tuple[str, str]]) -> None:
-    """The key must name the file, which it does unless the file's name is not UTF-8."""
+    """Raises if a key does not name its file, which happens only if the file name is not UTF-8."""
     for path, key in files:
         if os.path.relpath(path, root).replace(os.sep, "/") != key:
             raise KinfolkError(f"the file `{key}` has a name that is not UTF-8, which streaming cannot read; rename it")

@@ -1,7 +1,4 @@
-"""The columns of a table file, as they are written: CSV, TSV and Parquet.
-
-A table of image paths, with captions, labels, groups and splits where it has them.
-"""
+"""Tables of image paths (CSV, TSV, Parquet), with columns for captions, labels, groups and splits."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from kinfolk.data.captions import decoded, sort_out
+from kinfolk.data.captions import decoded, usable_captions
 from kinfolk.data.folder import FileSource
 from kinfolk.data.labels import encode_labels, split_name
 from kinfolk.data.source import Item
@@ -24,12 +21,12 @@ _LONGEST_CELL = 1 << 27
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a CSV, TSV or Parquet table by name; cells of the first two are text."""
+    """The columns of a table by name; cells of CSV and TSV are texts."""
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
 
 
 def _read_csv(path: Path) -> dict[str, list[Any]]:
-    limit = csv.field_size_limit(_LONGEST_CELL)  # of all readers of the process
+    limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
     try:
         with open(path, "rb") as start:
             if start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -52,8 +49,8 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
 
 
 def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
-    """Cells may be quoted, and then hold line breaks. A quote that does not close where its cell ends is refused: it would take in the rows
-    after it."""
+    """Rows of comma-separated cells. Quoted cells may contain line breaks. A quote that is not closed at the end of its cell is refused,
+    because the cell would swallow the following rows."""
     reader = csv.reader(file, strict=True)
     start = 1
     try:
@@ -68,7 +65,7 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[list[str]]:
 
 
 def _cells(line: str) -> list[str]:
-    """A row of tab-separated cells. One is quoted if its quote closes where it ends; else the line has none, as many programs write it."""
+    """A row of tab-separated cells. If the quotes do not match, the line is taken as unquoted, as many programs write it."""
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
@@ -80,13 +77,13 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path, partitioning=None)
-        return {name: _values(table[name]) for name in table.column_names}
+        return {name: column_values(table[name]) for name in table.column_names}
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table: {first_line(error)}") from error
 
 
-def _values(column: Any) -> list[Any]:
-    """A column as Python values; a text that is not UTF-8 keeps its bytes, as lone surrogates."""
+def column_values(column: Any) -> list[Any]:
+    """A column as Python values; bytes of texts that are not UTF-8 become lone surrogates."""
     import pyarrow as pa
 
     try:
@@ -99,7 +96,7 @@ def _values(column: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns; None takes the column of the default name where there is one."""
+    """Names of the columns; None: the column with the default name, if it exists."""
 
     image: str = "image"
     caption: str | None = None
@@ -109,11 +106,11 @@ class Columns:
 
 
 def open_table(path: Path, columns: Columns | None = None) -> FileSource:
-    """A CSV, TSV or Parquet table; paths are relative to it.
+    """Opens a CSV, TSV or Parquet table; paths are relative to it.
 
-    Rows that name the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3` …, and where the table
-    has no group column they form a group. A row whose image does not exist is refused by name, and so is one whose caption is empty,
-    not UTF-8 or too long, where there is a column of captions. A Parquet list of captions gives one sample several.
+    Rows with the same image share it: it is decoded once, their keys are `path`, `path#2`, `path#3` …, and they form a group if the table
+    has no group column. A row is refused by name if its image does not exist or if its caption is empty, not UTF-8 or too long. A list of
+    captions in Parquet gives one sample several captions.
     """
     name = f"`{path}`"
     rows = read_columns(path)
@@ -124,7 +121,9 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
         raise KinfolkError(f"{name} has no rows")
     bad_type = next((value for value in images if value is not None and not isinstance(value, str)), None)
     if bad_type is not None:
-        raise KinfolkError(f"the image column of {name} holds {type(bad_type).__name__}, not file paths; write the images to files")
+        raise KinfolkError(
+            f"the image column of {name} holds {type(bad_type).__name__}; it must hold file paths, or (in Parquet) the bytes of image files"
+        )
     labels, classes = encode_labels(found["label"] or [None] * len(images), name)
     captions, groups = found["caption"], found["group"]
     if groups is None and len(set(images)) < len(images):
@@ -139,7 +138,7 @@ def open_table(path: Path, columns: Columns | None = None) -> FileSource:
         key = _text(image or f"(row {row + 1})") + (f"#{number}" if number > 1 else "")
         file = os.path.join(path.parent, image or "")
         reason = _why_missing(image, file)
-        caption, faults = (None, []) if captions is None or reason is not None else sort_out(captions[row])
+        caption, faults = (None, []) if captions is None or reason is not None else usable_captions(captions[row])
         refused += [(key, reason)] if reason is not None else [(f"{key}[{number}]" if number else key, fault) for number, fault in faults]
         if reason is not None or (captions is not None and caption is None):
             continue
@@ -157,7 +156,7 @@ def _pick(rows: dict[str, list[Any]], role: str, wanted: str | None, name: str) 
         return rows[column]
     if wanted is None:
         return None
-    parted = "; its cells must be parted by commas" if len(rows) == 1 and ";" in next(iter(rows)) else ""
+    parted = "; its cells must be separated by commas" if len(rows) == 1 and ";" in next(iter(rows)) else ""
     raise UsageError(
         f"{name} has no column {column!r} for `{role}_column`; its columns are {', '.join(map(repr, rows))}{parted}; another is chosen by "
         f"`{role}_column` (--set data.{role}_column=NAME)"
@@ -179,5 +178,5 @@ def _cell(column: list[Any] | None, row: int) -> str | None:
 
 
 def _text(value: str) -> str:
-    """Text that every table can hold: bytes that are not UTF-8 are shown as \\xNN."""
+    """Text that any table can store: bytes that are not UTF-8 are written as \\xNN."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

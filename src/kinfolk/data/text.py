@@ -1,12 +1,8 @@
-"""The captions of a data set as tokens, by sample id.
+"""Captions as tokens by sample id, and the byte-pair tokenizer that makes them, learnt from the training captions or read from a file.
 
-Dimension key: N samples, M captions, T tokens of a context, B batch.
+Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, ACL 2016, on bytes, so that every text can be encoded.
 
-Captions as numbers: a byte-pair tokenizer, learnt from the training captions or given as a file.
-
-Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, ACL 2016, over bytes, so that no text is out of reach.
-
-Dimension key: M texts, T tokens of a context.
+Dimension key: N samples, M captions or texts, T tokens of a context, B batch.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.captions import all_of
+from kinfolk.data.captions import captions_of
 from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import write_text
@@ -29,23 +25,23 @@ from kinfolk.files import write_text
 
 @final
 class TextData:
-    """All captions as one array of token ids; a sample has one or several of its rows.
+    """All captions as one array of token ids; each sample owns one or several rows.
 
     Args:
-        samples: who is in the data; all of them have a caption.
-        tokenizer: makes the tokens.
+        samples: the table of samples; all of them have a caption.
+        tokenizer: converts texts to tokens.
 
     Attributes:
         tokens: (M, T) int32, in the order of samples.
         owners: (M,) the sample of each caption.
-        groups: (N,) known positives; see `groups.py`.
+        groups: (N,) known positives; see `labels.group_ids`.
     """
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
         require_captions(samples)
         assert samples.captions is not None
         assert samples.group_ids is not None
-        counts = torch.tensor([len(all_of(caption)) for caption in samples.captions])
+        counts = torch.tensor([len(captions_of(caption)) for caption in samples.captions])
         self.tokenizer = tokenizer
         self.tokens = tokenizer.encode(list(every_caption(samples)))
         self.owners = torch.arange(len(samples)).repeat_interleave(counts)
@@ -53,12 +49,12 @@ class TextData:
         self._counts, self._starts = counts, counts.cumsum(0) - counts
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) where there are several."""
+        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are several."""
         counts = self._counts[ids]
         return self.tokens[self._starts[ids] + (uniform * counts).to(torch.int64).clamp(max=counts - 1)]
 
     def rows(self, ids: Tensor) -> Tensor:
-        """(M',) the rows of `tokens` that belong to `ids`, which may be any of the samples."""
+        """(M',) the rows of `tokens` that belong to the samples `ids`."""
         wanted = torch.zeros(len(self._counts), dtype=torch.bool)
         wanted[ids] = True
         return wanted[self.owners].nonzero()[:, 0]
@@ -66,14 +62,14 @@ class TextData:
 
 @final
 class StreamedText:
-    """Captions of streamed data: drawn and made into tokens batch by batch, so that no token is kept for a sample.
+    """Captions of streamed data, converted to tokens batch by batch, so that no tokens are kept.
 
     Args:
-        samples: who is in the data; all of them have a caption.
-        tokenizer: makes the tokens.
+        samples: the table of samples; all of them have a caption.
+        tokenizer: converts texts to tokens.
 
     Attributes:
-        groups: (N,) known positives; see `groups.py`.
+        groups: (N,) known positives; see `labels.group_ids`.
     """
 
     def __init__(self, samples: Samples, tokenizer: Tokenizer) -> None:
@@ -83,25 +79,25 @@ class StreamedText:
         self.groups = torch.from_numpy(samples.group_ids.astype(np.int64))
 
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor:
-        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) where there are several."""
+        """(B, T) a caption for each of `ids` (B,), chosen by numbers in [0, 1) (B,) if there are several."""
         captions = self._samples.captions
         assert captions is not None
-        several = [all_of(captions[id_]) for id_ in ids.tolist()]
+        several = [captions_of(captions[id_]) for id_ in ids.tolist()]
         chosen = [texts[min(int(number * len(texts)), len(texts) - 1)] for texts, number in zip(several, uniform.tolist(), strict=True)]
         return self.tokenizer.encode(chosen)
 
 
 def require_captions(samples: Samples) -> None:
-    """Refuses data without captions."""
+    """Raises if the data has no captions."""
     if samples.captions is None:
         raise UsageError("the data has no captions; give a table with a column `caption` (or name it), or shards with .txt or .json files")
 
 
 def every_caption(samples: Samples, split: str | None = None) -> Iterator[str]:
-    """The captions of all samples, or of one split, one after the other."""
+    """Yields the captions of all samples, or of one split."""
     for caption, own in zip(samples.captions or (), samples.splits, strict=True):
         if split is None or own == split:
-            yield from all_of(caption)
+            yield from captions_of(caption)
 
 
 PAD, START, END = "<pad>", "<start>", "<end>"
@@ -131,7 +127,7 @@ class Tokenizer:
         self.vocab_size = int(inner.get_vocab_size(with_added_tokens=True))
         self.end_id = self._id_of(_ENDS, "end")
         self.pad_id = next((found for name in _PADS if (found := inner.token_to_id(name)) is not None), self.end_id)
-        inner.encode_special_tokens = True  # "<end>" in a caption is five letters, not an end
+        inner.encode_special_tokens = True  # "<end>" in a caption is plain text, not the end token
         inner.no_padding()
         inner.enable_truncation(context)
 
@@ -144,7 +140,7 @@ class Tokenizer:
         for start in range(0, len(texts), _CHUNK):
             for row, found in enumerate(self._inner.encode_batch(list(texts[start : start + _CHUNK])), start):
                 own = found.ids
-                if not own or own[-1] != self.end_id:  # a given tokenizer that adds none
+                if not own or own[-1] != self.end_id:  # a given tokenizer that adds no end token
                     own = [*own[: self.context - 1], self.end_id]
                 tokens_MT[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
         return tokens_MT
@@ -154,7 +150,7 @@ class Tokenizer:
         return str(self._inner.decode(tokens.tolist(), skip_special_tokens=True)).strip()
 
     def save(self, path: str | Path) -> None:
-        """Writes tokenizer.json, whole or not at all."""
+        """Writes tokenizer.json atomically."""
         write_text(Path(path), self._inner.to_str(pretty=False))
 
     def _id_of(self, names: Iterable[str], what: str) -> int:
@@ -167,11 +163,10 @@ class Tokenizer:
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -> Tokenizer:
     """Learns the pairs from `captions`; the same captions give the same tokenizer.
 
-    Texts are composed (NFC) and in lower case, as CLIP has them. The vocabulary is smaller where the captions have no more pairs that
-    occur twice.
+    Texts are normalised to NFC and lower case, as in CLIP. The vocabulary is smaller if the captions have no more pairs that occur twice.
 
     Args:
-        vocab_size: at most so many tokens: 3 special ones, 256 bytes, and pairs.
+        vocab_size: largest number of tokens: 3 special tokens, 256 bytes, and pairs.
         context: T.
     """
     if vocab_size < 259:
@@ -197,7 +192,7 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int, context: int) -
 
 
 def read_tokenizer(path: str | Path, context: int) -> Tokenizer:
-    """A tokenizer.json: one that `Tokenizer.save` wrote, or any of the library's that knows an end token."""
+    """Reads a tokenizer.json, written by `Tokenizer.save` or by the library `tokenizers`, that has an end token."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no tokenizer at {path}; give a tokenizer.json")

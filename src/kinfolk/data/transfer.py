@@ -37,7 +37,7 @@ class Transfer:
         self.device, self.prepare = device, prepare
         # Pinned memory and streams are CUDA's; other devices get plain copies.
         self.has_streams = device.type == "cuda" and torch.cuda.is_available()
-        self.stream = torch.cuda.Stream(device) if self.has_streams else None
+        self.stream = torch.cuda.Stream(device) if self.has_streams else None  # type: ignore[no-untyped-call]
 
     @property
     def is_ahead(self) -> bool:

@@ -1,4 +1,4 @@
-"""Decoding in worker processes; the results come in the order of the files."""
+"""Decoding in worker processes; results are returned in the order of the files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _CRASHED = Read(0, 0, "", 0, 0, None, "the decoder crashed on this file")
 
 
 def default_workers() -> int:
-    """As many as this process may use processors, at most 32."""
+    """The number of processors this process may use, at most 32."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return min(count, 32)
 
 
 def read_files(paths: Sequence[Place], height: int, width: int, pixel_cap: int, workers: int) -> Iterator[Read]:
-    """Each file read and decoded, by `workers` processes. A file on which its worker dies is refused; the others are not affected."""
+    """Reads and decodes each file in one of `workers` processes. A file that crashes its worker is refused; the others are not affected."""
     local, all_workers, closing = threading.local(), list[_Worker](), threading.Event()
 
     def start() -> None:
@@ -69,10 +69,10 @@ def read_files(paths: Sequence[Place], height: int, width: int, pixel_cap: int, 
 
 @final
 class DecodePool:
-    """Worker processes that stay, for data that is decoded in every epoch. `read` may be called from several threads at once.
+    """Persistent worker processes, for data that is decoded in every epoch. `read` may be called from several threads at once.
 
-    Workers write pixels into a file in memory that this process maps, so that only a few numbers pass through a pipe. The processes end
-    with this one, or when the pool is closed.
+    Workers write pixels to a file in memory that this process maps, so that only a few numbers pass through a pipe. They end with this
+    process, or when the pool is closed.
 
     Args:
         height, width, pixel_cap: see `read_files`.
@@ -83,14 +83,14 @@ class DecodePool:
         self.height, self.width, self.pixel_cap, self.workers = height, width, pixel_cap, workers
         self._closing, self._idle = threading.Event(), deque[_Worker]()
         self._threads = ThreadPoolExecutor(max(1, workers), "kinfolk-decode")
-        self._boards: list[_Board] = []
+        self._boards: list[_SharedRows] = []
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end, self._closing, self._idle, self._boards)
 
     def read(self, places: Sequence[Place]) -> tuple[npt.NDArray[np.uint8], list[Read]]:
-        """(B, H, W, 3) pixels, with anything in the rows of refused images, and what came of each image.
+        """(B, H, W, 3) pixels, with arbitrary values in the rows of refused images, and the result for each image.
 
-        The pixels are those the workers wrote, not a copy; their memory is used again as soon as nothing refers to them.
+        The pixels are those the workers wrote, not a copy; their memory is reused as soon as nothing refers to them.
         """
         if not self.workers:
             return self._read_here(places)
@@ -126,21 +126,21 @@ class DecodePool:
                 row[:] = read.pixels
         return rows, reads
 
-    def _board(self, rows: int) -> _Board:
-        """A free file of at least so many rows."""
+    def _board(self, rows: int) -> _SharedRows:
+        """A free file with at least `rows` rows."""
         with self._lock:
             found = next((board for board in self._boards if board.free and len(board.rows) >= rows), None)
             if found is None:
-                found = _Board(rows, self.height, self.width)
+                found = _SharedRows(rows, self.height, self.width)
                 self._boards.append(found)
             found.free = False
             return found
 
 
-class _Board:
-    """A file with a row for each image: in memory, or where that is too small (as often in containers) among the temporary files.
+class _SharedRows:
+    """A file with a row for each image, shared with the workers: in memory or, if that is too small (as often in containers), on disk.
 
-    Where the system names open files (Linux) it has no name of its own, so that its memory is free again however this process ends.
+    On Linux the file has no name, so that its memory is freed however this process ends.
     """
 
     def __init__(self, rows: int, height: int, width: int) -> None:
@@ -168,7 +168,7 @@ class _Board:
 
 
 def _reserved(folder: str, size: int) -> tuple[int, str]:
-    """A new file, open, whose bytes are reserved: writing to a mapped file for which there is no room would end the process."""
+    """A new open file with reserved space; writing to a mapped file without space on the device would crash the process."""
     handle, path = tempfile.mkstemp(prefix="kinfolk-", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -182,7 +182,7 @@ def _reserved(folder: str, size: int) -> tuple[int, str]:
     return handle, path
 
 
-def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_Board]) -> None:
+def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_SharedRows]) -> None:
     closing.set()
     while idle:
         idle.pop().stop()
@@ -192,7 +192,7 @@ def _end(closing: threading.Event, idle: deque[_Worker], boards: list[_Board]) -
 
 @final
 class _Worker:
-    """One worker process, used by one thread; started again when it dies."""
+    """One worker process, used by one thread at a time and restarted when it dies."""
 
     def __init__(self, height: int, width: int, pixel_cap: int, closing: threading.Event) -> None:
         self._setting = json.dumps([[entry for entry in sys.path if entry], height, width, pixel_cap])
@@ -200,7 +200,7 @@ class _Worker:
         self._start()
 
     def read(self, paths: Sequence[Place], board: tuple[str, int] | None = None) -> list[Read]:
-        """`board`: a file, and the row of it from which on the pixels are written, instead of into the answer."""
+        """Results for `paths`. With `board` (a file and a row), pixels are written to that file from that row on."""
         try:
             return self._ask(paths, board)
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -219,7 +219,7 @@ class _Worker:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
+            with contextlib.suppress(OSError):  # unsent bytes for a process that has ended
                 pipe.close()
         self._errors.close()
 
@@ -234,7 +234,9 @@ class _Worker:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
             self.stop()
-            raise KinfolkError(f"a decoding worker did not start: {lines[-1] if lines else 'no message'}; `workers=0` does without")
+            raise KinfolkError(
+                f"a decoding worker did not start: {lines[-1] if lines else 'no message'}; use `workers=0` to decode in the main process"
+            )
 
     def _ask(self, paths: Sequence[Place], board: tuple[str, int] | None) -> list[Read]:
         assert self._process.stdin is not None

@@ -2,8 +2,11 @@
 
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.cave import Cave
+from kinfolk.detectors.components import Components
 from kinfolk.detectors.fnc import FNC
 from kinfolk.detectors.glofnd import GloFND
+from kinfolk.detectors.graded import Graded
+from kinfolk.detectors.guide import Guide
 from kinfolk.detectors.hierarchy import Hierarchy
 from kinfolk.detectors.ifnd import IFND
 from kinfolk.detectors.known import Known
@@ -11,6 +14,7 @@ from kinfolk.detectors.neighbours import Neighbours
 from kinfolk.detectors.oracle import Oracle
 from kinfolk.detectors.ring import Ring
 from kinfolk.detectors.start_at import StartAt
+from kinfolk.detectors.teacher import Teacher
 
 DETECTORS: dict[str, type[Detector]] = {
     "oracle": Oracle,
@@ -22,6 +26,9 @@ DETECTORS: dict[str, type[Detector]] = {
     "cave": Cave,
     "hierarchy": Hierarchy,
     "known": Known,
+    "guide": Guide,
+    "teacher": Teacher,
+    "components": Components,
 }
 """The names of the method grammar."""
 
@@ -30,13 +37,17 @@ __all__ = [
     "FNC",
     "IFND",
     "Cave",
+    "Components",
     "Detector",
     "Found",
     "GloFND",
+    "Graded",
+    "Guide",
     "Hierarchy",
     "Known",
     "Neighbours",
     "Oracle",
     "Ring",
     "StartAt",
+    "Teacher",
 ]

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from kinfolk.actions import Action
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Exact
@@ -53,7 +54,17 @@ class Detector(Exact, ABC):
     refreshed_at_end: bool = False
     """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the finished encoder."""
 
+    reads: str | None = None
+    """What it needs the framework to hand over as the guide of `Pairs`: "teacher", embeddings of a slow copy of the encoder, or "modality",
+    those of the candidates' own modality. None: nothing."""
+    soft: bool = False
+    """Whether all candidates are kin, by degrees; "eliminate" would then leave no negative."""
+    own_weight: float | None = None
+    """The share of the pull that the own positives keep with "attract", where the objective is given none."""
+
     paper: ClassVar[str]
+    usual_action: ClassVar[Action] = "eliminate"
+    """The action of the method grammar where none is named."""
     needs: ClassVar[str] = ""
     leveled: ClassVar[bool] = False
     """Whether it names nothing but an interval without upper end: candidates above a level of the anchor are kin."""

@@ -6,6 +6,7 @@ Dimension key: R rows of a block, N data set, P pairs, K listed kin of a row.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,7 +103,8 @@ def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, 
         table.column_names  # noqa: B018 — names that are not UTF-8 are an error here
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table of known kin ({first_line(error)})") from error
-    if keys is not None and {"anchor_key", "kin_key"} <= set(table.column_names):
+    # The keys of an array are only row numbers, which fit any other array: its pairs are matched by the number of samples.
+    if keys is not None and {"anchor_key", "kin_key"} <= set(table.column_names) and not re.fullmatch(r"\w+/\d+", keys[0]):
         return _by_key(path, table["anchor_key"].to_pylist(), table["kin_key"].to_pylist(), keys)
     audited = (table.schema.metadata or {}).get(b"kinfolk.samples")
     if num_samples is not None and audited is not None and int(audited) != num_samples:

@@ -39,6 +39,18 @@ class StartAt(Detector):
     def leveled(self) -> bool:  # type: ignore[override]
         return self.detector.leveled
 
+    @property
+    def reads(self) -> str | None:  # type: ignore[override]
+        return self.detector.reads
+
+    @property
+    def soft(self) -> bool:  # type: ignore[override]
+        return self.detector.soft
+
+    @property
+    def own_weight(self) -> float | None:  # type: ignore[override]
+        return self.detector.own_weight
+
     def find(self, block: Block) -> Found:
         if self.epoch < self.update_from:
             return Found((Roles(),))

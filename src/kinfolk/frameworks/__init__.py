@@ -9,6 +9,7 @@ from kinfolk.frameworks.moco import MoCo, MoCoV3
 from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.rcl import RCL
+from kinfolk.frameworks.siglip import SigLIP
 from kinfolk.frameworks.simclr import SimCLR
 from kinfolk.frameworks.sogclr import SogCLRFramework
 from kinfolk.frameworks.spcl import SPCL
@@ -28,6 +29,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
     "clip": CLIP,
     "sogclr-clip": SogCLRCLIP,
     "fastclip": FastCLIPFramework,
+    "siglip": SigLIP,
 }
 """Frameworks by their name in a method."""
 
@@ -45,6 +47,7 @@ __all__ = [
     "Framework",
     "MoCo",
     "MoCoV3",
+    "SigLIP",
     "SimCLR",
     "SogCLRCLIP",
     "SogCLRFramework",

@@ -51,6 +51,10 @@ class Framework(OnHost, ABC):
     """Image channels of each encoder. With more than one entry, encoder and head are a `SplitEncoder` and a `SplitHead`."""
     modalities: ClassVar[tuple[str, ...]] = ("image",)
     """Parts of a sample. With "text", there is a text tower and `forward` also receives `tokens` and `groups`."""
+    weak_views: tuple[int, ...] = ()
+    """Which of its views are cropped and flipped alone."""
+    guides: ClassVar[frozenset[str]] = frozenset()
+    """What it can hand over to a detector as the guide of `Pairs`; see `Detector.reads`."""
     view_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the views that the framework requires."""
 

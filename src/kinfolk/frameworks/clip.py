@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from kinfolk.frameworks.base import Framework, OwnRate
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective
 from kinfolk.objectives.base import Shared
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.fastclip import TemperatureGradient
 
 
@@ -34,6 +35,7 @@ class ImageText(Framework, ABC):
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "text")
     num_views: ClassVar[int] = 1
+    guides: ClassVar[frozenset[str]] = frozenset({"modality"})
 
     def __init__(
         self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Bimodal[Any], known_groups: bool
@@ -106,7 +108,7 @@ class CLIP(ImageText):
         learnable: bool = True,
         min_temperature: float = 0.01,
         known_groups: bool = True,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         loss = CLIPLoss(temperature, learnable, min_temperature, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
@@ -146,8 +148,8 @@ class FastCLIPFramework(ImageText):
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
         temperature_lr: learning rate of the temperature, outside the schedule. A third of it is used below a temperature of 0.03.
-        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient, detector, action,
-            min_negatives, kin_weight, block_rows: see `FastCLIP`.
+        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient: see `FastCLIP`.
+        detector, action, min_negatives, kin_weight, block_rows: see `FastCLIP`.
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"

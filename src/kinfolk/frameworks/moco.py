@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -22,8 +23,9 @@ from typing_extensions import Unpack
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
-from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import Shared, unit
+from kinfolk.objectives import NTXent, Objective
+from kinfolk.objectives.base import unit
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 from kinfolk.stores import Queue
@@ -123,6 +125,7 @@ class MoCo(Framework):
 
     paper: ClassVar[str] = "He et al., CVPR 2020; Chen et al., 2020"
     needs: ClassVar[str] = "queue smaller than the data"
+    guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class MoCo(Framework):
         symmetric: bool = False,
         cluster_encoder: ClusterEncoder = "query",
         momentum_schedule: MomentumSchedule = "constant",
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, **shared))
         if queue_size < 1:
@@ -145,6 +148,9 @@ class MoCo(Framework):
             raise ValueError(f"`cluster_encoder` (={cluster_encoder!r}) must be one of {', '.join(get_args(ClusterEncoder))}")
         self.symmetric, self.cluster_encoder = symmetric, cluster_encoder
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
+        self.taught = reads_teacher(self.objective, symmetric)
+        if self.taught:
+            self.weak_views = (1,)
         self.queue = Queue(queue_size, embedding_size(encoder, head))
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -156,7 +162,8 @@ class MoCo(Framework):
         keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
         row_ids = ids.repeat_interleave(number)
         candidates, candidate_ids = self.queue.candidates(keys, row_ids)
-        loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True))
+        pairs = Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True)
+        loss = self.objective.on(replace(pairs, guide=keys, candidate_guide=candidates) if self.taught else pairs)
         if self.training:
             sound = finite(loss)  # of the joined batch, so all ranks agree
             self.queue.push(keys, row_ids, sound)
@@ -172,6 +179,17 @@ class MoCo(Framework):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self.slow.set_progress(epoch, num_epochs)
+
+
+def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
+    """Whether the keys are to be the teacher of the objective's detector."""
+    detector = objective.detector
+    taught = detector is not None and detector.reads == "teacher"
+    if taught and symmetric:
+        raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
+    if taught and getattr(getattr(detector, "detector", detector), "momentum", None) is not None:
+        raise ValueError("`detector.momentum` must be left out: the teacher is the momentum encoder, see `framework.momentum`")
+    return taught
 
 
 class MoCoV3(Framework):
@@ -197,6 +215,7 @@ class MoCoV3(Framework):
 
     paper: ClassVar[str] = "Chen et al., ICCV 2021"
     needs: ClassVar[str] = "large batches"
+    guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(
         self,
@@ -206,13 +225,14 @@ class MoCoV3(Framework):
         momentum_schedule: MomentumSchedule = "cosine",
         predictor_size: int = 4096,
         temperature: float = 0.2,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, **shared))
         size = embedding_size(encoder, head)
         self.predictor = projection_head(size, predictor_size, size, last_norm=True, last_affine=False)
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
         self._stats = Stats.empty()
+        self.taught = reads_teacher(self.objective)
 
     @property
     def stats(self) -> Stats:
@@ -226,7 +246,7 @@ class MoCoV3(Framework):
         losses, self._stats = [], Stats.empty(ids.device)
         for query, key in zip(queries, reversed(keys), strict=True):
             pairs = Pairs(query, key, key.unsqueeze(1), ids, ids, unit_candidates=True, local_candidates=True, collected=key)
-            losses.append(self.objective.on(pairs))
+            losses.append(self.objective.on(replace(pairs, guide=key, candidate_guide=key) if self.taught else pairs))
             self._stats = self._stats + self.objective.stats
         return torch.stack(losses).mean()
 

@@ -34,7 +34,7 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.proto_nce import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
@@ -186,7 +186,7 @@ class PCL(Framework):
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         super().__init__(encoder, head, NTXent(temperature, **shared))
         for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
@@ -248,7 +248,7 @@ class PCL(Framework):
         if number is None:
             return proto_nce(anchors, levels)
         draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # equal on all ranks and after a resume
-        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device) for _, phi, _ in levels]
+        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device, non_blocking=True) for _, phi, _ in levels]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)

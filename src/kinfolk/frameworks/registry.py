@@ -11,13 +11,26 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from kinfolk.actions import ACTIONS, Action
-from kinfolk.detectors import DETECTORS, StartAt
+from kinfolk.detectors import DETECTORS, Graded, StartAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
+from kinfolk.objectives.debiased import USUAL_ESTIMATE, Estimate
 
-_SET_BY_TRAINING = {"self", "encoder", "head", "text_encoder", "text_head", "num_samples", "labels", "keys", "detector", "action"}
+_SET_BY_TRAINING = {
+    "self",
+    "encoder",
+    "head",
+    "text_encoder",
+    "text_head",
+    "second_head",
+    "num_samples",
+    "labels",
+    "keys",
+    "detector",
+    "action",
+}
 """Arguments that the training passes. All others in a signature can be set by the user."""
 
 
@@ -52,18 +65,21 @@ class Method:
 @dataclass(frozen=True)
 class Context:
     """What a method needs besides encoder and head: the number of training samples, their (N,) labels if there are any, and the text
-    encoder with its head if samples have text."""
+    encoder with its head if samples have text, the keys of the samples, and the second head for attracted kin, if there is one."""
 
     num_samples: int
     labels: Tensor | None = None
     text: tuple[nn.Module, nn.Module] | None = None
     keys: Sequence[str] | None = None
+    second_head: nn.Module | None = None
 
 
 def parse(name: str) -> Method:
     """Parses `framework[+detector[:variant][:action]]`. An unknown part is an error that suggests similar names."""
     framework, plus, rest = name.strip().lower().partition("+")
     detector, *modifiers = rest.split(":")
+    if framework in DETECTORS and framework not in FRAMEWORKS:
+        raise UsageError(f"{framework} is a detector; write it after a framework, as in simclr+{framework}")
     framework = _require_known(framework, FRAMEWORKS, "framework", name)
     if not plus:
         return Method(framework)
@@ -71,7 +87,7 @@ def parse(name: str) -> Method:
     variants = DETECTORS[detector].variants
     variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
     if not modifiers:
-        return Method(framework, detector, variant=variant)
+        return Method(framework, detector, DETECTORS[detector].usual_action, variant)
     action = _require_known(":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name)
     return Method(framework, detector, cast(Action, action), variant)
 
@@ -82,13 +98,15 @@ def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
 
 
 def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -> dict[str, inspect.Parameter]:
-    """Arguments of the detector that a user may set: its signature with the usual values beside what is `given`, and its start epochs."""
+    """Arguments of the detector that a user may set: its signature with the usual values beside what is `given`, its start epochs, and
+    whether its kin have degrees (`Graded`)."""
     if method.detector is None:
         return {}
     start = {
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
         for name in ("start_epoch", "update_from")
     }
+    start["degrees"] = inspect.Parameter("degrees", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
     kind = DETECTORS[method.detector]
     settable = _settable(kind)
     usual = kind.usual({name: value for name, value in (given or {}).items() if name in settable})
@@ -104,22 +122,25 @@ def build(
     context: Context,
     framework_args: Mapping[str, Any] | None = None,
     detector_args: Mapping[str, Any] | None = None,
+    detector: Detector | None = None,
 ) -> Framework:
-    """Builds the framework with its objective and detector."""
+    """Builds the framework with its objective and detector. `detector`: an object to use instead of the one that `method` names."""
     kind: Callable[..., Framework] = FRAMEWORKS[method.framework]
-    detector = build_detector(method, context, detector_args or {})
+    detector = build_detector(method, context, detector_args or {}) if detector is None else detector
+    _require_guide(method, detector)
     given = _from_context(FRAMEWORKS[method.framework], context, method)
     return kind(encoder, head, detector=detector, action=method.action, **given, **(framework_args or {}))
 
 
 def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
-    """Builds the detector of the method, wrapped in `StartAt` if `start_epoch` is given."""
+    """Builds the detector of the method, wrapped in `Graded` if `degrees` are wanted and in `StartAt` if `start_epoch` is given."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]
-    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from")}
+    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from", "degrees")}
     make: Callable[..., Detector] = kind
     detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **method.named_arguments, **own})
+    detector = Graded(detector) if arguments.get("degrees") else detector
     start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
     if start is None:
         if update_from is not None:
@@ -128,16 +149,31 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
     return StartAt(detector, epoch=start, update_from=update_from)
 
 
+def _require_guide(method: Method, detector: Detector | None) -> None:
+    """Refuses a detector that goes by embeddings which the framework does not have."""
+    if detector is None or detector.reads is None or detector.reads in FRAMEWORKS[method.framework].guides:
+        return
+    able = ", ".join(name for name, kind in FRAMEWORKS.items() if detector.reads in kind.guides)
+    reasons = {
+        "modality": f"the guide of {method} needs features: give --guide FILE (only {able} have a second modality that can guide without)",
+        "teacher": f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model",
+    }
+    raise UsageError(reasons[detector.reads])
+
+
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """The arguments of `kind` that a user may set, including those that all losses share."""
     parameters = inspect.signature(kind.__init__).parameters
     own = {name: p for name, p in parameters.items() if name not in _SET_BY_TRAINING and p.kind is not inspect.Parameter.VAR_KEYWORD}
     if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return own
-    hints = typing.get_type_hints(Shared)
-    settable = [name for name in USUAL if name not in (*_SET_BY_TRAINING, *own, "gather", "compile")]
+    (others,) = (p.annotation for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
+    usual, hints = (
+        (USUAL_ESTIMATE, typing.get_type_hints(Estimate)) if "Estimate" in str(others) else (USUAL, typing.get_type_hints(Shared))
+    )
+    settable = [name for name in usual if name not in (*_SET_BY_TRAINING, *own, "gather", "compile")]
     named = inspect.Parameter.KEYWORD_ONLY
-    return own | {name: inspect.Parameter(name, named, default=USUAL.get(name), annotation=hints[name]) for name in settable}
+    return own | {name: inspect.Parameter(name, named, default=usual.get(name), annotation=hints[name]) for name in settable}
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:
@@ -147,6 +183,11 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
         given["labels"] = context.labels
     if "keys" in wanted:
         given["keys"] = context.keys
+    if "second_head" in wanted:
+        given["second_head"] = context.second_head
+    elif context.second_head is not None and issubclass(kind, Framework):
+        able = ", ".join(name for name, each in FRAMEWORKS.items() if "second_head" in inspect.signature(each.__init__).parameters)
+        raise UsageError(f"`head.second` (=true) must be false with {method.framework}: a second head is for {able}")
     if "text_encoder" in wanted:
         if context.text is None:
             raise UsageError(f"{method} needs a text encoder; `Context.text` must be given")

@@ -7,12 +7,12 @@ from typing import ClassVar
 from torch import nn
 from typing_extensions import Unpack
 
-from kinfolk.frameworks.base import BatchFramework
+from kinfolk.frameworks.taught import TaughtBatch
 from kinfolk.objectives import SogCLR
 from kinfolk.objectives.base import Shared
 
 
-class SogCLRFramework(BatchFramework):
+class SogCLRFramework(TaughtBatch):
     """The global contrastive loss on two views of a batch. A moving average per sample allows small batches.
 
     Args:

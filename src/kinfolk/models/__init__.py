@@ -1,4 +1,4 @@
-"""Encoders and heads: a picture or a text in, a vector out."""
+"""Encoders and heads: networks that map an image or a text to a vector."""
 
 from kinfolk.models.build import Adapted, adapt, build_encoder
 from kinfolk.models.heads import SplitEncoder, SplitHead, prediction_head, projection_head

@@ -1,13 +1,10 @@
 """Encoders by name, and any module as an encoder.
 
-An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size).
+An encoder is an `nn.Module` with `output_size: int` that maps (B, 3, H, W) to (B, output_size). `FeatureMap` is an encoder without its last
+average pooling, which the Ring paper evaluates (section 5): "we treat the pre-pool output (size 512 × 7 × 7) after the last convolutional
+layer as the input to the logistic regression".
 
-What an encoder knows before it averages over places: the feature map of its last stage.
-
-Ring paper, section 5: "we treat the pre-pool output (size 512 × 7 × 7) after the last convolutional layer as the input to the logistic
-regression".
-
-Dimension key: B batch, F features, H × W places.
+Dimension key: B batch, F features, H × W positions.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ ENCODERS: dict[str, Callable[..., ResNet]] = {"resnet10": resnet10, "resnet18": 
 
 
 class Adapted(nn.Module):
-    """Gives any module an `output_size`, and averages a feature map (B, F, H, W) over its places. Weights are saved without this wrapper.
+    """Gives any module an `output_size`, and averages a feature map (B, F, H, W) over its positions. Weights are saved without the wrapper.
 
     Args:
         module: anything that maps (B, 3, H, W) to (B, F) or (B, F, H, W).
@@ -48,7 +45,7 @@ class Adapted(nn.Module):
         features = _as_vectors(self.module(x), self.module)
         if features.shape[1] != self.output_size:
             raise KinfolkError(
-                f"`output_size` (={self.output_size}) must be what {type(self.module).__name__} gives, which is {features.shape[1]}"
+                f"`output_size` (={self.output_size}) must be that of {type(self.module).__name__}, which is {features.shape[1]}"
             )
         return features
 
@@ -66,11 +63,11 @@ def build_encoder(
 
     Args:
         name: resnet10, resnet18, resnet34, resnet50; torchvision/NAME, timm/NAME or open_clip/NAME where these packages are installed.
-        stem: "cifar" for small pictures, "imagenet" as torchvision; for the ResNets of this library only.
-        width: channels of the first stage; None: 16 for resnet10, 64 for the others. For the ResNets of this library only.
-        zero_init_residual: start every residual block as the identity. For the ResNets of this library only.
-        pretrained: take the package's published weights (these it downloads); for models of other packages only.
-        in_channels: channels of a picture; other than 3 for the ResNets of this library only.
+        stem: "cifar" for small images, "imagenet" as in torchvision; only for the ResNets of this library.
+        width: channels of the first stage; None: 16 for resnet10, 64 for the others. Only for the ResNets of this library.
+        zero_init_residual: initialise every residual block as the identity. Only for the ResNets of this library.
+        pretrained: use the package's published weights, which it downloads; only for models of other packages.
+        in_channels: channels of an image; other than 3 only for the ResNets of this library.
 
     Example:
         >>> build_encoder("resnet10").output_size
@@ -83,13 +80,13 @@ def build_encoder(
             raise UsageError(f"`width` and `zero_init_residual` are options of this library's ResNets, not of {name!r}.")
         if in_channels != 3:
             raise UsageError(
-                f"{name!r} takes pictures of 3 channels, not of `in_channels` (={in_channels}); choose one of {', '.join(ENCODERS)}."
+                f"{name!r} takes images of 3 channels, not of `in_channels` (={in_channels}); choose one of {', '.join(ENCODERS)}."
             )
         encoder = _PACKAGES[package](model, pretrained)
     else:
         if name not in ENCODERS:
             raise UsageError(
-                f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME and open_clip/NAME are known too."
+                f"There is no encoder {name!r}{_nearest(name, ENCODERS)}; torchvision/NAME, timm/NAME and open_clip/NAME work too."
             )
         if pretrained:
             raise UsageError(f"`pretrained` has no weights for {name!r}; load a file with `load_weights`, or take 'torchvision/{name}'.")
@@ -105,10 +102,10 @@ def build_encoder(
 
 
 def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int = 32) -> nn.Module:
-    """Makes an encoder of any module that maps pictures to (B, F) or (B, F, H, W).
+    """Makes an encoder of any module that maps images to (B, F) or (B, F, H, W).
 
-    A module that has the right `output_size` already is returned as it is. Without `output_size` it is measured on one black picture of
-    `input_size`, in evaluation mode.
+    A module that already has the right `output_size` is returned unchanged. If `output_size` is None, it is measured on one black image
+    of `input_size`, in evaluation mode.
     """
     own = getattr(module, "output_size", None)
     if isinstance(own, int) and output_size in (None, own):
@@ -124,7 +121,7 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
     module: nn.Module = models.get_model(model, weights="DEFAULT" if pretrained else None)
     linear = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
     if not linear or model in ("googlenet", "inception_v3"):
-        raise UsageError(f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier that could be taken off.")
+        raise UsageError(f"'torchvision/{model}' can't be an encoder: it does not end in one linear classifier that could be removed.")
     parent, _, last = linear[-1].rpartition(".")
     size = module.get_submodule(linear[-1]).in_features
     setattr(module.get_submodule(parent), last, nn.Identity())
@@ -137,7 +134,7 @@ def _timm(model: str, pretrained: bool) -> Adapted:
     if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
         raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
     module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
-    # Some networks have a layer between the pooled features and the classifier, which stays when the classifier goes.
+    # Some networks have a layer between the pooled features and the classifier, which stays when the classifier is removed.
     size = getattr(module, "head_hidden_size", None) or module.num_features
     assert isinstance(size, int)
     return Adapted(module, size)
@@ -157,7 +154,7 @@ def _installed(package: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != package:  # it is there, and broken
+        if getattr(error, "name", None) != package:  # it is installed but broken
             raise KinfolkError(f"{package} is installed but can't be imported: {error}") from error
         raise UsageError(
             f"'{package}/…' needs the package {package}; install it with `pip install {package}` or `pip install 'kinfolk[vision]'`."
@@ -177,7 +174,7 @@ def _measure(module: nn.Module, input_size: int) -> int:
             features = module.eval()(torch.zeros(1, 3, input_size, input_size, device=first.device, dtype=first.dtype))
     except (RuntimeError, TypeError, AssertionError) as error:
         raise KinfolkError(
-            f"{type(module).__name__} takes no pictures of `input_size` (={input_size}); give that or `output_size`: {error}"
+            f"{type(module).__name__} does not accept images of `input_size` (={input_size}); give another one, or `output_size`: {error}"
         ) from error
     finally:
         for part, training in modes.items():
@@ -191,20 +188,20 @@ def _as_vectors(features: object, module: nn.Module) -> Tensor:
     if isinstance(features, Tensor) and features.ndim == 2:
         return features
     got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    raise KinfolkError(f"{type(module).__name__} gives {got}; an encoder must give a tensor (B, F) or (B, F, H, W).")
+    raise KinfolkError(f"{type(module).__name__} returns {got}; an encoder must return a tensor (B, F) or (B, F, H, W).")
 
 
 _POOLS = ("AdaptiveAvgPool2d", "FastAdaptiveAvgPool", "SelectAdaptivePool2d")
-"""Global average pools by the names of their classes; the second and the third are timm's."""
+"""Class names of global average pools; the second and the third are timm's."""
 
 
 class FeatureMap(nn.Module):
-    """An encoder as it is before its last average pooling: (B, 3, H, W) → (B, F·H·W), the feature map of each tower flattened.
+    """The output of an encoder before its last average pooling: (B, 3, H, W) → (B, F·H·W), the flattened feature map of each tower.
 
     The encoder itself is not changed.
 
     Args:
-        encoder: with an average pooling at its end, or one that gives a feature map; others are refused.
+        encoder: ends in an average pooling or returns a feature map; others are refused.
 
     Example:
         >>> from kinfolk.models import build_encoder
@@ -219,7 +216,7 @@ class FeatureMap(nn.Module):
         pools = [_last_pool(tower) for tower in towers]
         self._pools = [pool for pool in pools if pool is not None]
         if len(self._pools) != len(towers) and not isinstance(encoder, Adapted):
-            raise UsageError(f"{type(encoder).__name__} has no average pooling whose input could be taken; leave --unpooled out")
+            raise UsageError(f"{type(encoder).__name__} has no average pooling whose input could be used; leave --unpooled out")
 
     def forward(self, x: Tensor) -> Tensor:
         caught: list[Tensor] = []
@@ -236,12 +233,12 @@ class FeatureMap(nn.Module):
         if caught:
             return torch.cat(caught, 1)
         if not isinstance(given, Tensor) or given.ndim != 4:
-            raise UsageError(f"{type(self.encoder).__name__} gives no feature map; leave --unpooled out")
+            raise UsageError(f"{type(self.encoder).__name__} returns no feature map; leave --unpooled out")
         return given.flatten(1)
 
 
 def _last_pool(module: nn.Module) -> nn.Module | None:
-    """The outermost one of the last pooling in the order of the layers."""
+    """The last pooling in the order of the layers; of nested ones, the outermost."""
     found: nn.Module | None = None
     inside: set[int] = set()
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""Projection and prediction heads: small perceptrons on top of the encoder, thrown away after training.
+"""Projection and prediction heads: small perceptrons on top of the encoder, discarded after training; and heads for split encoders.
 
 | paper | call |
 |---|---|
@@ -10,7 +10,7 @@
 | SimSiam | `projection_head(f, 2048, 2048, layers=3, last_norm=True, last_affine=False)` and `prediction_head(2048, 512)` |
 | NNCLR, RCL | `projection_head(f, 2048, 256, layers=3, last_norm=True)` and `prediction_head(256, 4096)` |
 
-Several encoders that share a picture: each sees some of its channels, and their features are joined.
+`SplitEncoder` joins the features of several encoders, each of which sees some of the channels of an image.
 
 Dimension key: B batch, C channels, F features, T towers.
 """
@@ -71,7 +71,7 @@ def prediction_head(
 
 @torch.no_grad()
 def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
-    """(N, D) what `head` makes of (N, F) features of many samples, at unit norm: in evaluation mode, some rows at a time."""
+    """(N, D) unit-norm embeddings of (N, F) features, in evaluation mode, `rows` rows at a time."""
     training, weight = head.training, next(head.parameters())
     head.eval()
     parts = [F.normalize(head(part.to(weight)), dim=1).to(features) for part in torch.split(features, rows)]
@@ -80,8 +80,8 @@ def embeddings(head: nn.Module, features: Tensor, rows: int = 4096) -> Tensor:
 
 
 def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
-    """D, the length of what `head` makes of the encoder's features: its `output_size`, or that of its last layer that has one; of a head
-    without layers the encoder's.
+    """D, the length of the embeddings of `head`: its `output_size`, or that of its last layer that has one, or that of the encoder if the
+    head has no layers.
 
     Example:
         >>> embedding_size(nn.Flatten(), projection_head(32, 64, 16))
@@ -98,11 +98,11 @@ def embedding_size(encoder: nn.Module, head: nn.Module) -> int:
 
 
 class SplitEncoder(nn.Module):
-    """An encoder for each group of channels, (B, C, H, W) → (B, F): the features of all, one after the other.
+    """One encoder for each group of channels, (B, C, H, W) → (B, F); their features are concatenated.
 
     Args:
-        encoders: one for each group, with `output_size` each; their parameters are those of `towers.0`, `towers.1`, ….
-        channels: how many channels each sees, in order: (1, 2) for lightness and colour of Lab.
+        encoders: one for each group, each with an `output_size`; their parameters are named `towers.0`, `towers.1`, ….
+        channels: number of channels that each sees, in order: (1, 2) for lightness and colour of Lab.
 
     Example:
         >>> from kinfolk.models import build_encoder
@@ -122,21 +122,21 @@ class SplitEncoder(nn.Module):
         self.output_size = sum(self.output_sizes)
         configs = [getattr(encoder, "config", None) for encoder in encoders]
         self.config: dict[str, Any] | None = None if None in configs else {"channels": list(channels), "towers": configs}
-        """How to build the same again, where every tower says it."""
+        """How to build the same encoder again; None if that of any tower is unknown."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] != sum(self.channels):
-            raise ValueError(f"the pictures (={x.shape[1]} channels) must have {sum(self.channels)}: `channels` are {self.channels}")
+            raise ValueError(f"the images (={x.shape[1]} channels) must have {sum(self.channels)}: `channels` are {self.channels}")
         parts = x.split_with_sizes(self.channels, 1)
         return torch.cat([tower(part) for tower, part in zip(self.towers, parts, strict=True)], 1)
 
 
 class SplitHead(nn.Module):
-    """A head for each tower of a `SplitEncoder`, (B, F) → (B, D): their outputs, one after the other.
+    """One head for each tower of a `SplitEncoder`, (B, F) → (B, D); their outputs are concatenated.
 
     Args:
         heads: one for each tower.
-        sizes: the features each of them reads, in order: `SplitEncoder.output_sizes`.
+        sizes: number of features that each reads, in order: `SplitEncoder.output_sizes`.
     """
 
     def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int]) -> None:

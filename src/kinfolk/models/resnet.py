@@ -1,9 +1,9 @@
 """ResNet with torchvision's parameter names and without its classifier.
 
-He et al., Deep Residual Learning for Image Recognition, 2015; the stride of a bottleneck stands in its 3×3 convolution, as in torchvision.
-With `stem="imagenet"` and `width=64` the encoder is torchvision's network without `fc`: a state dict goes both ways.
+He et al., Deep Residual Learning for Image Recognition, 2015. The stride of a bottleneck is in its 3×3 convolution, as in torchvision.
+With `stem="imagenet"` and `width=64` the encoder is torchvision's network without `fc`, and state dicts can be exchanged.
 
-    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())       # fc.* is dropped, all else must fit
+    load_state(resnet50(stem="imagenet"), torchvision_model.state_dict())       # fc.* is dropped, everything else must fit
     torchvision_model.fc = nn.Identity(); torchvision_model.load_state_dict(encoder.state_dict())
 """
 
@@ -18,7 +18,7 @@ Stem = Literal["cifar", "imagenet"]
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and the way around them."""
+    """Two 3×3 convolutions and the shortcut around them."""
 
     expansion = 1
 
@@ -36,14 +36,14 @@ class BasicBlock(nn.Module):
         return self.bn2
 
     def forward(self, x: Tensor) -> Tensor:
-        around = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
-        out: Tensor = self.relu(self.bn2(self.conv2(x)) + around)
+        out: Tensor = self.relu(self.bn2(self.conv2(x)) + shortcut)
         return out
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3, 1×1 convolutions and the way around them."""
+    """1×1, 3×3 and 1×1 convolutions and the shortcut around them."""
 
     expansion = 4
 
@@ -63,10 +63,10 @@ class Bottleneck(nn.Module):
         return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
-        around = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
-        out: Tensor = self.relu(self.bn3(self.conv3(x)) + around)
+        out: Tensor = self.relu(self.bn3(self.conv3(x)) + shortcut)
         return out
 
 
@@ -76,11 +76,11 @@ class ResNet(nn.Module):
     Args:
         block: `BasicBlock` or `Bottleneck`.
         depths: number of blocks in each of the four stages.
-        stem: "imagenet": 7×7 convolution with stride 2 and max pooling, as torchvision; "cifar": 3×3 convolution with stride 1, no
-            pooling, for pictures of about 32×32 (SimCLR, appendix B.9).
+        stem: "imagenet": 7×7 convolution with stride 2 and max pooling, as in torchvision; "cifar": 3×3 convolution with stride 1, no
+            pooling, for images of about 32×32 (SimCLR, appendix B.9).
         width: channels of the first stage; each further stage doubles them.
-        zero_init_residual: start every block as the identity, by a zero in its last norm.
-        in_channels: channels of a picture.
+        zero_init_residual: initialise every block as the identity, by zero weights in its last norm.
+        in_channels: channels of an image.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ResNet(nn.Module):
 
 
 def resnet10(*, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
-    """One basic block a stage; with the default width 0.3 million parameters, made for training on a processor."""
+    """One basic block per stage; 0.3 million parameters with the default width, for training on a CPU."""
     return ResNet(BasicBlock, (1, 1, 1, 1), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
 
 

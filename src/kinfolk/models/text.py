@@ -1,11 +1,9 @@
-"""The text tower: token ids in, a vector out.
+"""Text towers, which map token ids to a vector: a transformer of our own, and those of other libraries if installed.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML 2021, section 2.4 and appendix F; 12
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision (CLIP), ICML 2021, section 2.4 and appendix F. 12
 layers, width 512 and 8 heads are its text encoder beside a ResNet-50.
 
 Dimension key: B batch, T tokens, W width, H heads.
-
-Text towers by name, and those of other libraries where these are installed.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ from kinfolk.errors import KinfolkError, UsageError
 
 
 class TextTransformer(nn.Module):
-    """A transformer over tokens, (B, T) → (B, W): what stands at the first end token, after the last norm.
+    """A transformer over tokens, (B, T) → (B, W): the output at the first end token, after the last norm.
 
-    Tokens after the end are never looked at, so a batch is cut to its longest text. With `causal`, as in CLIP, a token looks at those
-    before it alone; the end token sees all.
+    Tokens after the end have no influence, so a CPU cuts a batch to its longest text; an accelerator would have to wait for that length.
+    With `causal`, as in CLIP, a token attends only to those before it; the end token attends to all.
 
     Args:
-        vocab_size: token ids are below it.
+        vocab_size: token ids are below this number.
         context: T at most.
         end_id: the token at which a text ends; every row must have one.
-        width, layers, heads: W, and how many of the others; W must be a multiple of the heads.
-        causal: whether a token sees only what stands before it.
+        width, layers, heads: W, and the numbers of layers and heads; W must be a multiple of `heads`.
+        causal: whether a token attends only to those before it.
 
     Example:
         >>> tower = TextTransformer(100, 8, end_id=2, width=32, layers=2, heads=4)
@@ -62,7 +60,7 @@ class TextTransformer(nn.Module):
         if tokens_BT.shape[1] > self.context:
             raise ValueError(f"the texts (={tokens_BT.shape[1]} tokens) must have at most `context` (={self.context})")
         end_B = ends(tokens_BT, self.end_id)
-        length = int(end_B.max()) + 1
+        length = _longest(tokens_BT, end_B)
         x_BTW = self.tokens(tokens_BT[:, :length]) + self.positions[:length]
         seen_BT = None if self.causal else torch.arange(length, device=end_B.device) <= end_B[:, None]
         for block in self.blocks:
@@ -71,7 +69,7 @@ class TextTransformer(nn.Module):
         return out
 
     def _initialise(self, width: int, layers: int) -> None:
-        """As CLIP's code: residual branches start small in proportion to the depth."""
+        """As in CLIP's code: residual branches start smaller in deeper networks."""
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.01)
         for block in self.blocks:
@@ -85,7 +83,7 @@ class TextTransformer(nn.Module):
 
 
 class TextBlock(nn.Module):
-    """Attention and a perceptron four times as wide, each on a norm of its own (before it), each added to what comes in."""
+    """Attention and a perceptron four times as wide, each after a norm of its own and with a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -95,7 +93,7 @@ class TextBlock(nn.Module):
         self.rise, self.fall = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_BTW: Tensor, seen_BT: Tensor | None) -> Tensor:
-        """`seen_BT`: True where a token may be looked at; None: each token sees those before it."""
+        """`seen_BT` is True for tokens that may be attended to; None: each token attends to those before it."""
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.attend(self.norm1(x_BTW)).chunk(3, -1))
         mask = None if seen_BT is None else seen_BT[:, None, None, :]
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -105,8 +103,13 @@ class TextBlock(nn.Module):
 
 
 def ends(tokens_BT: Tensor, end_id: int) -> Tensor:
-    """(B,) the place of each text's first end token."""
+    """(B,) the position of each text's first end token."""
     return (tokens_BT == end_id).to(torch.uint8).argmax(1)
+
+
+def _longest(tokens_BT: Tensor, end_B: Tensor) -> int:
+    """The length of the longest text on a CPU; T on an accelerator, which the host would have to wait for."""
+    return int(end_B.max()) + 1 if tokens_BT.device.type == "cpu" else tokens_BT.shape[1]
 
 
 CLIP_VOCAB, CLIP_END = 49408, 49407
@@ -116,7 +119,7 @@ class OpenClipText(nn.Module):
     """The text tower of an open_clip model, (B, T) → (B, output_size), with its projection. Its weights keep open_clip's names.
 
     Args:
-        model: with `encode_text`; its picture tower and its logit scale are taken off.
+        model: has `encode_text`; its image tower and its logit scale are removed.
         output_size: length of its vectors.
     """
 
@@ -135,7 +138,7 @@ class OpenClipText(nn.Module):
 
 
 class HuggingFaceText(nn.Module):
-    """An encoder of Hugging Face's transformers, (B, T) → (B, output_size): the mean over a text's tokens of its last hidden states.
+    """An encoder of Hugging Face's transformers, (B, T) → (B, output_size): the mean of its last hidden states over a text's tokens.
 
     Args:
         model: called with `input_ids` and `attention_mask`; its `config.hidden_size` is the length of its vectors.
@@ -149,7 +152,7 @@ class HuggingFaceText(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         end_B = ends(tokens_BT, self.end_id)
-        length = int(end_B.max()) + 1
+        length = _longest(tokens_BT, end_B)
         seen_BT = (torch.arange(length, device=end_B.device) <= end_B[:, None]).long()
         hidden_BTW: Tensor = self.model(input_ids=tokens_BT[:, :length].long(), attention_mask=seen_BT).last_hidden_state
         return (hidden_BTW * seen_BT[:, :, None]).sum(1) / seen_BT.sum(1, keepdim=True)
@@ -173,18 +176,18 @@ def build_text(
         name: transformer; open_clip/NAME or huggingface/NAME where these packages are installed.
         vocab_size, context, end_id: of the tokenizer.
         width, layers, heads, causal: of `transformer`; see `TextTransformer`.
-        pretrained: takes the package's published weights (these it downloads).
+        pretrained: use the package's published weights, which it downloads.
     """
     package, slash, model = name.partition("/")
     if name == "transformer":
         if pretrained:
-            raise UsageError("`pretrained` has no weights for the text tower 'transformer'; begin from a file instead")
+            raise UsageError("`pretrained` has no weights for the text tower 'transformer'; start from a file instead")
         return TextTransformer(vocab_size, context, end_id=end_id, width=width, layers=layers, heads=heads, causal=causal)
     if slash and package == "open_clip":
         return _open_clip(model, vocab_size, end_id, context, pretrained)
     if slash and package == "huggingface":
         return _huggingface(model, vocab_size, end_id, pretrained)
-    raise UsageError(f"There is no text tower {name!r}; there are transformer, open_clip/NAME and huggingface/NAME.")
+    raise UsageError(f"There is no text tower {name!r}; use transformer, open_clip/NAME or huggingface/NAME.")
 
 
 def _open_clip(name: str, vocab_size: int, end_id: int, context: int, pretrained: bool) -> OpenClipText:
@@ -200,7 +203,7 @@ def _open_clip(name: str, vocab_size: int, end_id: int, context: int, pretrained
 
 
 def open_clip_model(name: str, pretrained: bool = False) -> Any:
-    """The whole model of open_clip, both towers."""
+    """A model of open_clip with both towers."""
     library = needed("open_clip", "open_clip_torch")
     if name not in library.list_models():
         raise UsageError(f"open_clip has no model {name!r} (there are {', '.join(library.list_models()[:8])}, …).")
@@ -214,7 +217,7 @@ def _huggingface(name: str, vocab_size: int, end_id: int, pretrained: bool) -> H
         kind: Any = library.AutoModel
         model = kind.from_pretrained(name) if pretrained else kind.from_config(library.AutoConfig.from_pretrained(name))
     except (OSError, ValueError) as error:
-        raise KinfolkError(f"'huggingface/{name}' can't be had: {' '.join(str(error).split())}") from error
+        raise KinfolkError(f"'huggingface/{name}' can't be loaded: {' '.join(str(error).split())}") from error
     if vocab_size > model.config.vocab_size:
         raise UsageError(
             f"'huggingface/{name}' knows {model.config.vocab_size:,} tokens, the tokenizer has {vocab_size:,}; give its own tokenizer.json "
@@ -224,10 +227,10 @@ def _huggingface(name: str, vocab_size: int, end_id: int, pretrained: bool) -> H
 
 
 def needed(module: str, package: str) -> ModuleType:
-    """The library, or a sentence on how to get it."""
+    """The library; raises an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != module:  # it is there, and broken
+        if getattr(error, "name", None) != module:  # it is installed but broken
             raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
         raise UsageError(f"this model needs the package {package}; install it with `pip install {package}`.") from None

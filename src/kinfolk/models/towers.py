@@ -1,4 +1,4 @@
-"""Two towers that meet in one space: pictures and texts, each with an encoder and a head; and their weights on disk.
+"""Two towers with one embedding space, for images and texts, each with an encoder and a head; and their weights on disk.
 
 Dimension key: B batch, T tokens, F features, D embedding.
 """
@@ -24,7 +24,7 @@ PARTS = ("encoder", "head", "text_encoder", "text_head")
 
 
 class Pair(nn.Module):
-    """A picture tower and a text tower.
+    """An image tower and a text tower.
 
     Args:
         encoder, head: (B, 3, H, W) → (B, F) → (B, D).
@@ -36,21 +36,21 @@ class Pair(nn.Module):
         self.encoder, self.head, self.text_encoder, self.text_head = encoder, head, text_encoder, text_head
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, F) what the picture tower's encoder makes of (B, 3, H, W)."""
+        """(B, F) features of images (B, 3, H, W)."""
         out: Tensor = self.encoder(images)
         return out
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, D), unit norm, of pictures."""
+        """(B, D) unit-norm embeddings of images."""
         return F.normalize(self.head(self.encoder(images)), dim=-1)
 
     def embed_text(self, tokens: Tensor) -> Tensor:
-        """(B, D), unit norm, of texts (B, T)."""
+        """(B, D) unit-norm embeddings of texts (B, T)."""
         return F.normalize(self.text_head(self.text_encoder(tokens)), dim=-1)
 
 
 def save_towers(model: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
-    """Writes `towers.safetensors`, whole or not at all: the four parts of `model`, under their names; `meta` is kept in the header."""
+    """Writes the four parts of `model` to `towers.safetensors` atomically; `meta` is stored in the header."""
     state = {name: value for name, value in model.state_dict().items() if name.partition(".")[0] in PARTS}
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
     path = Path(directory) / TOWERS
@@ -59,12 +59,12 @@ def save_towers(model: nn.Module, directory: Path | str, meta: Mapping[str, Any]
 
 
 def begin_from(model: nn.Module, path: Path | str) -> list[str]:
-    """Fills what `path` has weights for, and returns the names of these parts; the others stay as they are.
+    """Loads the parts that `path` has weights for, and returns their names; the other parts stay unchanged.
 
     Args:
-        model: with some of the parts `encoder`, `head`, `text_encoder`, `text_head`.
-        path: `.safetensors`, or a state dict of `torch.save`, read without running code. Of two towers (`towers.safetensors`, a checkpoint
-            of a run), of a whole open_clip model, or of the encoder alone.
+        model: has some of the parts `encoder`, `head`, `text_encoder`, `text_head`.
+        path: a `.safetensors` file or a state dict of `torch.save`, read without running code, of two towers (`towers.safetensors`, a
+            checkpoint of a run), of a whole open_clip model, or of an encoder.
     """
     state = _bare(read_state(path))
     found: dict[str, dict[str, Tensor]] = {}
@@ -86,7 +86,7 @@ def begin_from(model: nn.Module, path: Path | str) -> list[str]:
 
 
 def _bare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without what a training wraps around the names; of a training's checkpoint the four parts alone."""
+    """The weights without the prefixes that training adds; of a checkpoint only the four parts."""
     for wrap in ("framework.", "module."):
         if all(name.startswith(wrap) for name in state):
             state = {name.removeprefix(wrap): value for name, value in state.items()}

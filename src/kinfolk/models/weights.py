@@ -1,8 +1,8 @@
-"""Encoders on disk: `model.safetensors` with the weights under the encoder's own names, `model.json` with how to build it.
+"""Encoders on disk: `model.safetensors` with the weights under the encoder's own names, and `model.json` with how to build it.
 
-Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. What `model.json` says is also in the
-header of `model.safetensors`, so the two can't disagree after a crash and the one file is enough elsewhere. A digest of the whole file is
-in its header too and is verified on loading; files of other programs have none.
+Loading never runs code: files are read by safetensors or by `torch.load(weights_only=True)`. The content of `model.json` is also in the
+header of `model.safetensors`, so the two can't disagree after a crash, and the one file is enough elsewhere. The header also has a digest
+of the whole file, which is verified on loading; files of other programs have none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, KinfolkWarning
 from kinfolk.files import DamagedFileError, check_safetensors, first_line, write_safetensors, write_text
 from kinfolk.models.build import Adapted, build_encoder
 from kinfolk.models.heads import SplitEncoder
@@ -27,14 +28,14 @@ from kinfolk.models.heads import SplitEncoder
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 _BUILT_BY = frozenset(("name", "stem", "width", "zero_init_residual", "in_channels"))
-"""All that a file may say of an encoder. `pretrained` is not among it: that would download weights."""
+"""The settings that a file may give for an encoder. `pretrained` is not among them, because it would download weights."""
 _WIDEST = 1 << 14
 
 
 def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
-    """Writes `model.safetensors` and `model.json` into `directory`, each whole or not at all; returns the path of the weights.
+    """Writes `model.safetensors` and `model.json` to `directory`, each atomically; returns the path of the weights.
 
-    `meta` is anything JSON can hold (method, picture size, normalisation, …); `load_encoder` gives it back.
+    `meta` is anything that JSON can represent (method, image size, normalisation, …); `load_encoder` returns it.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, A
 
 
 def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """The tensors under the encoder's own names, as contiguous copies: safetensors refuses channels-last strides and shared storage."""
+    """Contiguous copies of the tensors under the encoder's own names: safetensors refuses channels-last strides and shared storage."""
     state = _inner(encoder).state_dict()
     return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
@@ -62,7 +63,7 @@ def plain_state(encoder: nn.Module) -> dict[str, Tensor]:
 def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """Loads an encoder from a run folder, a `model.safetensors` or its folder; returns it in evaluation mode, with its `meta`.
 
-    `encoder` is the module to fill; it is needed only where the saved one was not made by `build_encoder`.
+    `encoder` is the module to load the weights into; it is needed only if the saved one was not made by `build_encoder`.
     """
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
@@ -72,7 +73,7 @@ def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn
     config = description.get("encoder")
     if encoder is None:
         if not isinstance(config, dict):
-            raise KinfolkError(f"{file} does not say how its encoder is built; pass the module as `load_encoder(path, encoder=module)`.")
+            raise KinfolkError(f"{file} does not describe its encoder; pass the module as `load_encoder(path, encoder=module)`.")
         try:
             encoder = _built(config)
         except KinfolkError:
@@ -80,16 +81,26 @@ def load_encoder(path: Path | str, encoder: nn.Module | None = None) -> tuple[nn
         except (TypeError, KeyError, ValueError, RuntimeError, AttributeError) as error:
             raise KinfolkError(f"{file} describes an encoder this version can't build: {first_line(error)}.") from error
     load_state(encoder, read_state(file), source=str(file))
-    return encoder.eval(), _meta(description)
+    meta = _meta(description)
+    _warn_if_unfinished(meta, file)
+    return encoder.eval(), meta
+
+
+def _warn_if_unfinished(meta: Mapping[str, Any], file: Path) -> None:
+    """Warns if the encoder was exported before the last epoch, with the epoch."""
+    epoch, epochs = meta.get("epoch"), meta.get("epochs")
+    if isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs:
+        message = f"the training was interrupted: {file} is the encoder after epoch {epoch} of {epochs} (step {meta.get('step')})"
+        warnings.warn(message, KinfolkWarning, stacklevel=3)
 
 
 def meta_of(file: Path) -> dict[str, Any]:
-    """What `save_encoder` and `save_towers` were given as `meta`; empty for files of other programs."""
+    """The `meta` passed to `save_encoder` or `save_towers`; empty for files of other programs."""
     return _meta(_describe(file))
 
 
 def load_weights(encoder: nn.Module, path: Path | str) -> None:
-    """Fills `encoder` from a `.safetensors` file or one of `torch.save`, e.g. of torchvision: `fc.*` is dropped, all else must fit."""
+    """Loads a `.safetensors` file or a file of `torch.save` into `encoder`, e.g. one of torchvision; see `load_state`."""
     load_state(encoder, read_state(path), source=str(path))
 
 
@@ -110,12 +121,12 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise KinfolkError(f"{path} holds no state dict; a mapping from names to tensors is needed.")
+        raise KinfolkError(f"{path} is not a state dict; it must map names to tensors.")
     return dict(state)
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file of tensors was refused, in a few words; torch's own message advises to switch its safety off."""
+    """Why a file of tensors was refused, in a few words; torch's own message advises to disable its safety check."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds Python objects besides tensors, which could run code, or is damaged; only tensors are loaded"
     if isinstance(error, DamagedFileError):
@@ -124,10 +135,10 @@ def why_unreadable(error: Exception) -> str:
 
 
 def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str = "the state dict") -> None:
-    """Fills `encoder` from `state`, strictly: every tensor must be there, be used and have the right shape.
+    """Loads `state` into `encoder`, strictly: every tensor must be present, be used and have the right shape.
 
-    Two exceptions, so that torchvision's files load: the classifier (`fc.*`) is dropped where the encoder has none, and BatchNorm's
-    counter `num_batches_tracked`, which old files lack, stays as it is.
+    There are two exceptions for torchvision's files: the classifier (`fc.*`) is dropped if the encoder has none, and BatchNorm's counter
+    `num_batches_tracked`, which old files lack, stays unchanged.
     """
     inner = _inner(encoder)
     own = inner.state_dict()
@@ -146,7 +157,7 @@ def load_state(encoder: nn.Module, state: Mapping[str, Tensor], *, source: str =
 
 
 def _built(config: dict[str, Any]) -> nn.Module:
-    """The encoder that a file describes, built without any download: a file must not be able to ask for one."""
+    """The encoder that a file describes, built without downloads: a file must not be able to cause one."""
     if "towers" in config:
         return SplitEncoder([_built(tower) for tower in config["towers"]], config["channels"])
     name, width = config["name"], config.get("width")
@@ -163,7 +174,7 @@ def _built(config: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Some networks of open_clip would ask the Hugging Face hub for the configuration of a part; here it answers from its cache only."""
+    """Keeps the Hugging Face hub offline: some networks of open_clip would download the configuration of a part."""
     hub, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
     constants = sys.modules.get("huggingface_hub.constants")
     was = getattr(constants, hub, None)
@@ -192,7 +203,7 @@ def _count(what: str, names: Iterable[str]) -> str:
 
 
 def _describe(file: Path) -> dict[str, Any]:
-    """What the header of `file` says, or else the `.json` beside it, or else nothing."""
+    """The description in the header of `file` or in the `.json` beside it; empty if there is none."""
     text = ""
     if file.suffix == ".safetensors":
         try:

@@ -8,6 +8,18 @@ from kinfolk.objectives.fastclip import FastCLIP
 from kinfolk.objectives.local_aggregation import LocalAggregation
 from kinfolk.objectives.ntxent import NTXent
 from kinfolk.objectives.relative import RelativeContrast
+from kinfolk.objectives.siglip import SigLIPLoss
 from kinfolk.objectives.sogclr import SogCLR
 
-__all__ = ["Bimodal", "BimodalSogCLR", "CLIPLoss", "FastCLIP", "LocalAggregation", "NTXent", "Objective", "RelativeContrast", "SogCLR"]
+__all__ = [
+    "Bimodal",
+    "BimodalSogCLR",
+    "CLIPLoss",
+    "FastCLIP",
+    "LocalAggregation",
+    "NTXent",
+    "Objective",
+    "RelativeContrast",
+    "SigLIPLoss",
+    "SogCLR",
+]

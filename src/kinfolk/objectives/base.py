@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Shared(TypedDict, total=False):
     action: Action
     min_negatives: int
     kin_weight: float
+    own_weight: float | None
     block_rows: int | None
     gather: bool | None
     compile: bool
@@ -46,6 +47,7 @@ USUAL: Shared = {
     "action": "eliminate",
     "min_negatives": 1,
     "kin_weight": 0.5,
+    "own_weight": None,
     "block_rows": None,
     "gather": None,
     "compile": False,
@@ -63,6 +65,8 @@ class Objective(nn.Module, ABC):
             denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
+        own_weight: with "attract", the share of the pull that the own positives keep, in [0, 1]; kin share the rest by their degrees.
+            Without kin the own positives have all of it. None: an own positive counts as much as kin with the degree 1.
         block_rows: rows of similarities held at a time; None: so many that a block has some two million entries, on a CPU.
         gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
         compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
@@ -73,6 +77,10 @@ class Objective(nn.Module, ABC):
     """Whether `terms` reads Σ w of each row."""
     pools_kin: ClassVar[bool] = False
     """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
+    hardness: float = 0.0
+    """β, by which similar negatives weigh more; see `kinship.hardened`."""
+    shares_pull: ClassVar[bool] = True
+    """Whether own positives and attracted kin share one pull, so that `own_weight` can divide it."""
     grades: ClassVar[bool] = False
     """Whether it goes by the degrees of the own positives."""
     addresses: ClassVar[bool] = False
@@ -93,6 +101,19 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
+        self.own_weight, judge = given["own_weight"], given["detector"]
+        if self.own_weight is None and judge is not None and action == "attract" and self.shares_pull:
+            self.own_weight = judge.own_weight
+        if action == "eliminate" and judge is not None and judge.soft:
+            raise ValueError(
+                f"`action` (='eliminate') must be 'attract' or 'reweight' with {judge!r}: every candidate is kin to some degree, and none "
+                "would be left"
+            )
+        if self.own_weight is not None and not 0 <= self.own_weight <= 1:
+            raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
+        if self.own_weight is not None and (action != "attract" or not self.shares_pull):
+            what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
+            raise ValueError(f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull of 'attract'")
         self.block_rows, self.gather, self.compiles = given["block_rows"], given["gather"], given["compile"]
         if self.block_rows is not None and self.block_rows < 1:
             raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
@@ -148,7 +169,7 @@ class Objective(nn.Module, ABC):
         if pairs.degree is not None and not self.grades:
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
-        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin)
+        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin, self.hardness)
         labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
         given = self.temperature_of(pairs) if temperature is None else temperature
         contrast = Contrast(
@@ -230,13 +251,15 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"the ranks' batches (={sizes}) must each hold a sample")
         if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
             return pairs, sizes, None
-        others = (pairs.ids, pairs.candidate_ids) + (() if pairs.candidate_groups is None else (pairs.candidate_groups,))
-        candidates, all_ids, candidate_ids, *groups = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
+        others = [pairs.ids, pairs.candidate_ids]
+        others += [x for x in (pairs.candidate_groups, pairs.candidate_guide) if x is not None]
+        candidates, all_ids, candidate_ids, *rest = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
         gathered = replace(
             pairs,
             candidates=candidates,
             candidate_ids=candidate_ids,
-            candidate_groups=groups[0] if groups else None,
+            candidate_groups=None if pairs.candidate_groups is None else rest.pop(0),
+            candidate_guide=None if pairs.candidate_guide is None else rest.pop(0),
             local_candidates=False,
         )
         return gathered, sizes, all_ids
@@ -295,13 +318,31 @@ def call(name: str, objective: Objective, **shown: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
-def positives(rows: Rows) -> tuple[float | Tensor, Tensor]:
-    """The number of an anchor's positives, its own and its attracted kin by their degrees, and (R,) the sum of their similarities."""
+class Pull(NamedTuple):
+    """Σ y s over an anchor's positives, with Σ y = 1; and y of each own positive, and of kin with the degree 1."""
+
+    sum_R: Tensor
+    own_R: Tensor
+    kin_R: Tensor
+
+
+def pulls(rows: Rows, own_weight: float | None = None) -> Pull:
+    """How the own positives and the attracted kin share the pull on an anchor.
+
+    y = 1 / (P + Σ degrees) for an own positive, degree / (P + Σ degrees) for kin; with an `own_weight` λ, y = λ / P and
+    (1 − λ) degree / Σ degrees, or 1 / P where no kin have a degree above 0."""
     number = rows.own_RP.shape[1]
     sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
     if rows.kin_mass_R is None or rows.kin_sum_R is None:
-        return float(number), sum_R
-    return number + rows.kin_mass_R, sum_R + rows.kin_sum_R
+        own_R = torch.full_like(sum_R, 1 / number)
+        return Pull(sum_R / number, own_R, own_R)
+    if own_weight is None:
+        own_R = 1 / (number + rows.kin_mass_R)
+        return Pull((sum_R + rows.kin_sum_R) / (number + rows.kin_mass_R), own_R, own_R)
+    some_R = rows.kin_mass_R > 0
+    own_R = torch.where(some_R, own_weight, 1.0) / number
+    kin_R = torch.where(some_R, (1 - own_weight) / rows.kin_mass_R, 0.0)
+    return Pull(own_R * sum_R + kin_R * rows.kin_sum_R, own_R, kin_R)
 
 
 def _normalised(pairs: Pairs) -> Pairs:

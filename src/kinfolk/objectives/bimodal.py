@@ -68,8 +68,20 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         images, texts = unit(image_features), unit(text_features)
 
         def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Contrast:
+            guided = objective.detector is not None and objective.detector.reads == "modality"
+            guide = others.detach() if guided else None  # how similar the candidates are to the anchor's own one of them
             pairs = Pairs(
-                anchors, others, others.unsqueeze(1), ids, ids, groups=keys, candidate_groups=keys, unit=True, local_candidates=True
+                anchors,
+                others,
+                others.unsqueeze(1),
+                ids,
+                ids,
+                groups=keys,
+                candidate_groups=keys,
+                unit=True,
+                local_candidates=True,
+                guide=guide,
+                candidate_guide=guide,
             )
             return objective.work(pairs, temperature)
 
@@ -119,6 +131,7 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
 def crosses(work: Contrast) -> bool:
     """Whether a direction can be told by a few numbers of each anchor: kin above a level, left out, and one temperature for all."""
     one = not isinstance(work.temperature, Tensor) or work.temperature.ndim == 0
+    one = one and not work.policy.hardness
     return one and (work.detector is None or (work.detector.leveled and work.policy.action == "eliminate"))
 
 

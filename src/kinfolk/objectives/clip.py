@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Shared, call, with_detector
+from kinfolk.objectives.base import call
 from kinfolk.objectives.bimodal import Bimodal
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.learned_temperature import LearnedTemperature
 from kinfolk.objectives.ntxent import NTXent
 
@@ -44,10 +45,11 @@ class CLIPLoss(Bimodal[NTXent]):
         temperature: float = 0.07,
         learnable: bool = True,
         min_temperature: float = 0.01,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         def make(each: Detector | None) -> NTXent:
-            return NTXent(temperature, **with_detector(shared, each))
+            given: Estimate = {**shared, "detector": each}
+            return NTXent(temperature, **given)
 
         super().__init__(make, shared.get("detector"), LearnedTemperature(temperature, min_temperature) if learnable else None)
 

@@ -37,6 +37,7 @@ class LocalAggregation(Objective):
     """
 
     attracted_stay: ClassVar[bool] = True
+    shares_pull: ClassVar[bool] = False
     pools_kin: ClassVar[bool] = True
 
     def __init__(

@@ -8,7 +8,7 @@ Dimension key: R rows of a block, P own positives.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
 from kinfolk.kinship import EMPTY
-from kinfolk.objectives.base import Objective, Shared, positives
+from kinfolk.objectives.base import Objective, Shared, pulls
+from kinfolk.objectives.debiased import checked_estimate, debiased
 
 
 class NTXent(Objective):
@@ -34,6 +35,10 @@ class NTXent(Objective):
         rescale_kept: with `eliminate`, the sum over the kept negatives is multiplied by (kept + eliminated) / kept, so that an anchor with
             many kin has as heavy a denominator as one without, as in the published code of GloFND for SimCLR. False: kin are left out and
             nothing is put in their place.
+        prior: τ⁺, the share of the negatives that are false, such as 1 / number of classes: what they add on average is taken from the
+            sum over negatives, without any detector (`debiased`). None or 0: nothing is.
+        hardness: β, by which negatives weigh more the more similar they are (`kinship.hardened`). None or 0: all weigh alike.
+        decoupled: True leaves the own positives out of the sum; the same as `positive_in_denominator=False`.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -49,6 +54,9 @@ class NTXent(Objective):
         temperature: float,
         positive_in_denominator: bool = True,
         rescale_kept: bool = False,
+        prior: float | None = None,
+        hardness: float | None = None,
+        decoupled: bool = False,
         **shared: Unpack[Shared],
     ) -> None:
         super().__init__(temperature, **shared)
@@ -56,38 +64,52 @@ class NTXent(Objective):
             raise ValueError(
                 f"`rescale_kept` (=True) must be False with `action` (={self.action!r}): only 'eliminate' leaves negatives out"
             )
-        self.positive_in_denominator, self.rescale_kept = positive_in_denominator, rescale_kept
+        self.positive_in_denominator, self.rescale_kept = positive_in_denominator and not decoupled, rescale_kept
+        self.prior, self.hardness = checked_estimate(prior, hardness)
+        if rescale_kept and (self.prior or self.hardness):
+            raise ValueError(
+                "`rescale_kept` (=True) must be False with `prior` or `hardness`: they estimate the sum over negatives themselves"
+            )
 
     @property
     def reads_weight(self) -> bool:  # type: ignore[override]
-        return self.rescale_kept
+        return self.rescale_kept or bool(self.prior or self.hardness)
 
     def terms(self, rows: Rows) -> Terms:
         t, lse_R = rows.temperature, rows.lse_R
         if self.rescale_kept and rows.flagged_R is not None and rows.weight_R is not None:
             # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
             lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
-        if rows.own_RP.shape[1] == 1 and rows.kin_sum_R is None and self.positive_in_denominator:
+        if rows.own_RP.shape[1] == 1 and rows.kin_sum_R is None and self.positive_in_denominator and not self.prior:
             return _of_one_positive(rows, lse_R)
         logit_RP = rows.own_RP / t
-        number, sum_R = positives(rows)
-        mean_R = sum_R / (number * t)
-        pull_R = torch.full_like(mean_R, -1.0) / (t * number)
+        pull, unbiased = pulls(rows, self.own_weight), None
+        mean_R, empty_R = pull.sum_R / t, lse_R < EMPTY
+        if self.prior:
+            assert rows.weight_R is not None
+            unbiased = debiased(lse_R, rows.own_RP, rows.weight_R, t, self.prior)
+            lse_R = unbiased.lse_R
         if self.positive_in_denominator:
             log_all_R = torch.logaddexp(logit_RP.logsumexp(1), lse_R)
             push_RP = torch.exp(logit_RP - log_all_R.unsqueeze(1)) / t
         else:  # a row without negatives has only its positives left
-            log_all_R, push_RP = lse_R.masked_fill(lse_R < EMPTY, 0.0), torch.zeros_like(logit_RP)
+            log_all_R, push_RP = lse_R.masked_fill(empty_R, 0.0), torch.zeros_like(logit_RP)
+        d_lse_R = torch.exp(lse_R - log_all_R)
+        d_temperature_R = (mean_R - (push_RP * rows.own_RP).sum(1)) / t if rows.learned else None
+        if unbiased is not None:
+            push_RP = push_RP + d_lse_R.unsqueeze(1) * unbiased.d_own_RP
+            d_temperature_R = None if d_temperature_R is None else d_temperature_R + d_lse_R * unbiased.d_temperature_R
+            d_lse_R = d_lse_R * unbiased.d_lse_R
         return Terms(
             loss_R=log_all_R - mean_R,
-            d_lse_R=torch.exp(lse_R - log_all_R),
-            d_own_RP=push_RP + pull_R.unsqueeze(1),
-            d_kin_R=pull_R,
-            d_temperature_R=(mean_R - (push_RP * rows.own_RP).sum(1)) / t if rows.learned else None,
+            d_lse_R=d_lse_R,
+            d_own_RP=push_RP - (pull.own_R / t).unsqueeze(1),
+            d_kin_R=-pull.kin_R / t,
+            d_temperature_R=d_temperature_R,
         )
 
     def __repr__(self) -> str:
-        usual = {"positive_in_denominator": True, "rescale_kept": False}
+        usual: dict[str, Any] = {"positive_in_denominator": True, "rescale_kept": False, "prior": 0.0, "hardness": 0.0}
         return self._call(**{name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value})
 
 

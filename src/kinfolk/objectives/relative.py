@@ -37,6 +37,7 @@ class RelativeContrast(Objective):
     """
 
     attracted_stay: ClassVar[bool] = True
+    shares_pull: ClassVar[bool] = False
     grades: ClassVar[bool] = True
 
     def terms(self, rows: Rows) -> Terms:

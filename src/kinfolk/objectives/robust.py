@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.base import Shared, pulls
 from kinfolk.objectives.moving_average import Averaged
 from kinfolk.pairs import Pairs
 
@@ -80,14 +80,14 @@ class RobustContrast(Averaged):
     def terms(self, rows: Rows) -> Terms:
         t, weight_R = rows.temperature, rows.weight_R
         assert weight_R is not None
-        number, sum_R = positives(rows)
-        mean_R, bare_R = sum_R / number, weight_R == 0  # no negatives at all: only the positives are left
+        pull = pulls(rows, self.own_weight)
+        mean_R, bare_R = pull.sum_R, weight_R == 0  # no negatives at all: only the positives are left
         log_g_R = (rows.lse_R - weight_R.log() - mean_R / t).masked_fill(bare_R, torch.nan)
         log_u_R, stored_b = self.averaged(rows, log_g_R)
         if self.epsilon:
             log_u_R = torch.logaddexp(log_u_R, torch.full_like(log_u_R, math.log(self.epsilon)))
         ratio_R = torch.exp(log_g_R - log_u_R)
-        pull_R = -ratio_R.masked_fill(bare_R, 1.0) / number
+        push_R = ratio_R.masked_fill(bare_R, 1.0)
         share = 0.5 if self.halved else 1.0
         d_temperature_R = (share * log_u_R + ratio_R * mean_R / t).masked_fill(bare_R, 0.0) + share * self.rho
         state = [stored_b]
@@ -96,8 +96,8 @@ class RobustContrast(Averaged):
         return Terms(
             loss_R=torch.where(bare_R, -mean_R, t * log_u_R) + self.rho * t,
             d_lse_R=(t * ratio_R).masked_fill(bare_R, 0.0),
-            d_own_RP=pull_R.unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=pull_R,
+            d_own_RP=-(push_R * pull.own_R).unsqueeze(1).expand_as(rows.own_RP),
+            d_kin_R=-push_R * pull.kin_R,
             d_temperature_R=d_temperature_R,
             update={"state": torch.stack(state, 1)},
         )

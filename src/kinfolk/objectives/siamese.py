@@ -32,9 +32,10 @@ class SiameseMetric(nn.Module):
 
     def forward(self, features: Tensor, prototypes: Tensor, generator: torch.Generator) -> Tensor:
         """Scalar, of this rank's (A, F) features, sample-major, and the prototypes (B,) of the samples of **all** ranks; the generator
-        must stand at the same place on all of them."""
+        must stand at the same place on all of them. The pairs depend on how many samples each prototype has, so they are drawn on the host:
+        on an accelerator a step waits once, for the prototypes."""
         rows = len(features) if distributed.world_size() == 1 else sum(distributed.batch_sizes(len(features), features.device))
-        return siamese_metric(features, draw_partners(prototypes, rows // len(prototypes), generator), self.head)
+        return siamese_metric(features, draw_partners(prototypes.cpu(), rows // len(prototypes), generator), self.head)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
 
     Args:
         features: (A, F) h of this rank, sample-major; ranks may hold unequal numbers.
-        partners: among the features of all ranks in the order of ranks, the same on all of them.
+        partners: among the features of all ranks in the order of ranks, the same on all of them; on the host.
         head: g_m: (M, F) → (M, 1) or (M,).
     """
     with torch.autocast(features.device.type, enabled=False):
@@ -107,8 +108,8 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
         mine_M = (partners.anchor_M >= start) & (partners.anchor_M < start + len(features))
         anchor_M, same_M, other_M = partners.anchor_M[mine_M], partners.same_M[mine_M], partners.other_M[mine_M]
         known_M = other_M >= 0
-        first = torch.cat((everything[anchor_M], everything[anchor_M[known_M]]))
-        second = torch.cat((everything[same_M], everything[other_M[known_M]]))
+        places = torch.stack((torch.cat((anchor_M, anchor_M[known_M])), torch.cat((same_M, other_M[known_M]))))
+        first, second = everything[places.to(features.device, non_blocking=True)]
         logit = head((first - second).abs()).flatten()
         target = torch.ones_like(logit)
         target[len(anchor_M) :] = 0.0

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import Unpack
 
 from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.base import Shared, positives
+from kinfolk.objectives.base import Shared, pulls
 from kinfolk.objectives.moving_average import Averaged
 
 
@@ -53,18 +53,13 @@ class SogCLR(Averaged):
         bare_R = weight_R == 0  # no negatives at all: nothing to estimate, and only the positives are left
         log_g_R = (rows.lse_R - weight_R.log()).masked_fill(bare_R, torch.nan)
         log_u_R, stored_b = self.averaged(rows, log_g_R)
-        number, sum_R = positives(rows)
-        if isinstance(number, float):
-            pull_RP, pulled_R, d_kin_R = torch.full_like(rows.own_RP, -1 / number), sum_R if number == 1 else sum_R / number, None
-        else:
-            d_kin_R = -number.reciprocal()
-            pull_RP, pulled_R = d_kin_R.unsqueeze(1).expand_as(rows.own_RP), sum_R / number
+        pull = pulls(rows, self.own_weight)
         weighted_R = (t * log_u_R).masked_fill(bare_R, 0.0)
         return Terms(
-            loss_R=weighted_R - pulled_R,
+            loss_R=weighted_R - pull.sum_R,
             d_lse_R=(t * torch.exp(log_g_R - log_u_R)).masked_fill(bare_R, 0.0),
-            d_own_RP=pull_RP,
-            d_kin_R=d_kin_R,
+            d_own_RP=-pull.own_R.unsqueeze(1).expand_as(rows.own_RP),
+            d_kin_R=-pull.kin_R,
             d_temperature_R=weighted_R / t if rows.learned else None,
             update={"state": stored_b.unsqueeze(1)},
         )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
 from kinfolk.detectors.thresholds import batch_quantile
+from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Bound:
 def bounds_of(compared: Compared) -> list[Bound]:
     """The bounds of the run's detector; empty for a detector without bounds."""
     detector: Detector | None = compared.detector
-    while isinstance(detector, StartAt):
+    while isinstance(detector, StartAt | Wrapped):
         detector = detector.detector
     if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
         return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
@@ -183,11 +184,12 @@ class Curve:
     lines: tuple[tuple[str, str, str], ...]
     percent: bool = False
     from_zero: bool = False
+    needs_labels: bool = False
 
 
 CURVES = (
     Curve("loss", "Loss", "mean over the epoch", (("loss", "Loss", "accent"),)),
-    Curve("knn", "kNN accuracy", "weighted kNN on the encoder's features", (("knn", "kNN", "accent"),), percent=True),
+    Curve("knn", "kNN accuracy", "weighted kNN on the encoder's features", (("knn", "kNN", "accent"),), True, needs_labels=True),
     Curve("flagged", "Flagged pairs", "share of the negatives flagged as kin", (("flagged", "Flagged", "accent"),), True, True),
     Curve(
         "detection",
@@ -195,6 +197,7 @@ CURVES = (
         "flagged pairs against the labels",
         (("precision", "Precision", "accent"), ("recall", "Recall", "second"), ("f1", "F1", "third")),
         percent=True,
+        needs_labels=True,
     ),
     Curve(
         "anchor_detection",
@@ -202,6 +205,7 @@ CURVES = (
         "computed for each anchor, mean over the anchors",
         (("anchor_precision", "Precision", "accent"), ("anchor_recall", "Recall", "second"), ("anchor_f1", "F1", "third")),
         percent=True,
+        needs_labels=True,
     ),
     Curve(
         "clusters",
@@ -209,6 +213,7 @@ CURVES = (
         "pseudo-labels of the first level against the labels; NMI is normalised by {entropy}",
         (("mtpr", "MTPR", "accent"), ("mtnr", "MTNR", "second"), ("nmi", "NMI", "third")),
         percent=True,
+        needs_labels=True,
     ),
     Curve(
         "similarity",
@@ -222,6 +227,7 @@ CURVES = (
         "k-means on the encoder's features against the labels, mean over seeds, normalised by {entropy}",
         (("features_nmi", "NMI", "accent"),),
         percent=True,
+        needs_labels=True,
     ),
     Curve(
         "hierarchy",
@@ -250,10 +256,17 @@ ENTROPIES = {
 """Normaliser of NMI in words, for each setting of `knn.nmi_normaliser`."""
 
 
-def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic") -> list[Panel]:
-    """One panel for each curve with at least one finite value. `normaliser` is the setting of the run's NMI."""
+def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmetic", labelled: bool = True) -> list[Panel]:
+    """One panel for each curve with at least one finite value.
+
+    Args:
+        normaliser: setting of the run's NMI.
+        labelled: False leaves out the curves that are measured with labels.
+    """
     panels = []
     for curve in CURVES:
+        if curve.needs_labels and not labelled:
+            continue
         lines = {name: _points(epochs, name) for name, _, _ in curve.lines}
         if any(x for x, _ in lines.values()):
             traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
@@ -284,7 +297,9 @@ def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) 
 
 def _figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
     made = figure(traces, "epoch")
-    made["layout"]["xaxis"]["tickformat"] = "d"
+    first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
+    step = max(1, math.ceil((last - first) / 6))  # whole epochs, also in short runs
+    made["layout"]["xaxis"] |= {"tickformat": "d", "tickmode": "linear", "tick0": first, "dtick": step}
     made["layout"]["yaxis"] |= {"tickformat": ".2~%" if curve.percent else "~g", "rangemode": "tozero" if curve.from_zero else "normal"}
     return made
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +55,14 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
 def normaliser_of(record: Record) -> str:
     """The normaliser of the run's NMI; runs of earlier versions do not record it and used the arithmetic mean."""
     return str(_section(record.config, "knn").get("nmi_normaliser", "arithmetic"))
+
+
+def _has_text(method: str) -> bool:
+    """Whether the method learns from captions; True for a method unknown to this version."""
+    from kinfolk.frameworks import FRAMEWORKS
+
+    framework = FRAMEWORKS.get(method.partition("+")[0].strip().lower())
+    return framework is None or "text_encoder" in inspect.signature(framework.__init__).parameters
 
 
 def _versions(meta: Mapping[str, Any]) -> str:
@@ -191,7 +200,7 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
     """Name, value and note of the tiles at the top, for the metrics that the run has."""
     found = []
     epochs = len(record.epochs)
-    if (knn := record.last("knn")) is not None:
+    if record.labelled and (knn := record.last("knn")) is not None:
         best = max(row["knn"] for row in record.epochs if math.isfinite(row.get("knn", math.nan)))
         found.append(("kNN accuracy", percent(knn), f"best {percent(best)}"))
     for result in record.results:
@@ -204,7 +213,7 @@ def tiles(record: Record) -> list[tuple[str, str, str]]:
             found.append(
                 ("Mean recall", percent(result.get("mean")), f"at 1, 5 and 10, both ways, of {number(result.get('images'))} images")
             )
-    if (f1 := record.last("f1")) is not None:
+    if record.labelled and (f1 := record.last("f1")) is not None:
         note = f"precision {percent(record.last('precision'))}, recall {percent(record.last('recall'))}"
         note += f"; per anchor F1 {percent(by_anchor)}" if (by_anchor := record.last("anchor_f1")) is not None else ""
         found.append(("Detection F1", percent(f1), note))
@@ -297,10 +306,16 @@ def quarantine(record: Record) -> dict[str, Any] | None:
     }
 
 
-def configuration(config: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings by section, the sections' own first."""
+def configuration(config: Mapping[str, Any], labelled: bool = True) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings by section, general settings first. Sections without effect are left out: the text tower of a method without one, and
+    the kNN accuracy of a run without labels."""
     general = [(key, number(value)) for key, value in config.items() if not isinstance(value, Mapping)]
+    unused = set() if labelled else {"knn"}
+    if not _has_text(str(config.get("method", ""))):
+        unused.add("text")
     sections = [
-        (key, [(name, number(entry)) for name, entry in value.items()]) for key, value in config.items() if isinstance(value, Mapping)
+        (key, [(name, number(entry)) for name, entry in value.items()])
+        for key, value in config.items()
+        if isinstance(value, Mapping) and key not in unused
     ]
     return [("run", general), *((key, rows) for key, rows in sections if rows)]

@@ -94,7 +94,7 @@ def render(
         num_views=num_views,
         splits=tables,
         quarantine=refused,
-        config=format.configuration(record.config),
+        config=format.configuration(record.config, record.labelled),
     )
 
 
@@ -157,7 +157,7 @@ def write_report(
             on_missing(parts[missing])
     page = render(
         record,
-        curve_panels(record.epochs, normaliser_of(record)),
+        curve_panels(record.epochs, normaliser_of(record), record.labelled),
         papers=papers_of(record),
         facts=facts_of(record),
         measured=fraction_panels(record.results),

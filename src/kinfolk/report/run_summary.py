@@ -40,6 +40,11 @@ class Record:
     splits: dict[str, int]
     classes: dict[str, int]
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the samples have labels; True if it is not known, without `samples.parquet`."""
+        return bool(self.classes) or not self.splits
+
     def last(self, name: str) -> float | None:
         """The last finite value of a metric."""
         return next((row[name] for row in reversed(self.epochs) if name in row and math.isfinite(row[name])), None)

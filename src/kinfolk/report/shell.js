@@ -65,6 +65,7 @@ const page = (() => {
     ...trace,
     line: trace.type === "bar" ? undefined : { ...trace.line, color: value(trace.line.color) },
     marker: { ...trace.marker, color: value(trace.marker.color) },
+    error_x: trace.error_x && { ...trace.error_x, color: value(trace.error_x.color) },
     error_y: trace.error_y && { ...trace.error_y, color: value(trace.error_y.color) },
   });
   const figures = read("figures") || {};

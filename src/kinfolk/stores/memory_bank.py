@@ -1,14 +1,11 @@
-"""Which samples are drawn in a step: the same on every rank and after a resume.
+"""The memory bank of instance discrimination, one unit vector for each sample, and the draw of the entries a step is contrasted with.
 
-Dimension key: N data set, K drawn.
-
-The memory bank of instance discrimination: one unit vector for each sample.
-
-Dimension key: N data set, D embedding, b rows of a write, of all ranks together.
+Dimension key: N data set, D embedding, K drawn, b rows of a write, of all ranks together.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,13 +47,41 @@ class Draw(OnHost):
         """(K,) the samples of this step; reads only."""
         if self.everything:
             return torch.arange(self.num_samples, device=device)
+        assert self.number is not None
         generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        return torch.randperm(self.num_samples, generator=generator)[: self.number].to(device or "cpu", non_blocking=True)
+        return distinct(self.num_samples, self.number, generator).to(device or "cpu", non_blocking=True)
 
     def advance(self, sound: Tensor | None = None) -> None:
         """The next step draws others, unless this one is known to be broken."""
         if not skips(sound):
             self.count += 1
+
+
+def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
+    """(number,) distinct numbers in [0, num_samples), every choice equally likely; the cost depends on how many are drawn.
+
+    Numbers are drawn one after the other, and repetitions left out. Of more than half of all, a permutation is cheaper.
+
+    Example:
+        >>> distinct(10**15, 3, torch.Generator().manual_seed(0)).shape
+        torch.Size([3])
+    """
+    if 2 * number > num_samples:
+        return torch.randperm(num_samples, generator=generator)[:number]
+    drawn = torch.empty(0, dtype=torch.int64)
+    while len(drawn) < number:  # a second turn is rare: so many contain enough distinct ones, but for bad luck
+        expected = -num_samples * math.log1p(-number / num_samples)
+        more = torch.randint(num_samples, (math.ceil(expected + 4 * math.sqrt(expected)) + 4,), generator=generator)
+        drawn = _without_repetitions(torch.cat((drawn, more)))
+    return drawn[:number]
+
+
+def _without_repetitions(drawn: Tensor) -> Tensor:
+    """The numbers in the order in which they came, each once."""
+    in_order, place = drawn.sort(stable=True)
+    first = torch.ones_like(drawn, dtype=torch.bool)
+    first[1:] = in_order[1:] != in_order[:-1]
+    return drawn[place[first].sort().values]
 
 
 class Bank(Exact):

@@ -5,34 +5,44 @@ The last part builds what only methods with captions need: tokenizer, text tower
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from kinfolk.data.augmentation.presets import augmentations
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import StreamedText, TextData, Tokenizer, every_caption, read_tokenizer, require_captions, train_tokenizer
 from kinfolk.detectors import DETECTORS
+from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, detector_arguments, framework_arguments, parse
+from kinfolk.kinship import Interval, Keys, Roles
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
+from kinfolk.models.build import adapt
 from kinfolk.models.towers import TOWERS, begin_from
+from kinfolk.pairs import Block
+from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig, parse_settings
+from kinfolk.training.documents import read_yaml
+from kinfolk.training.guides import guide_features
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import build_optimizer, build_scheduler, move_to_own_group, scaled_lr
-from kinfolk.training.recipes import load_recipe
-from kinfolk.training.run_folder import Run
-from kinfolk.training.settings import checked_arguments, with_method, written_arguments
+from kinfolk.training.recipes import load_recipe, recipe_path
+from kinfolk.training.run_folder import Run, num_processes
+from kinfolk.training.settings import checked_arguments, flat, with_method, written_arguments
 
 if TYPE_CHECKING:
     from kinfolk.data.source import Source
@@ -40,6 +50,33 @@ if TYPE_CHECKING:
 
 SMALLEST, LARGEST, CIFAR_STEM = 16, 224, 64
 """Sides of views in pixels: the smallest and largest automatic choice, and the largest for which the cifar stem is chosen."""
+CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS = 64, 40, 30
+"""The same on a CPU, where resnet10 is chosen together with the cifar stem, and the number of epochs there."""
+FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
+"""With fewer samples the automatic batch is a power of two that gives an epoch at least so many steps, and is at least so large."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Objects passed to `kf.train` instead of names. They are trained in place."""
+
+    model: nn.Module | None = None
+    detector: Detector | None = None
+
+    def settings(self, action: str | None) -> dict[str, Any]:
+        """Their entries in the configuration."""
+        model = None if self.model is None else type(self.model).__qualname__
+        detector = None if self.detector is None else type(self.detector).__qualname__
+        return {"python.model": model, "python.detector": detector, "python.action": action if detector is not None else None}
+
+    def require(self, config: TrainConfig) -> None:
+        """Refuses to build a run whose objects are missing."""
+        for what, wanted, given in (("model", config.python.model, self.model), ("detector", config.python.detector, self.detector)):
+            if wanted is not None and given is None:
+                raise UsageError(f"the {what} of this run ({wanted}) was passed from Python; pass it again as `{what}`")
+
+
+NO_PARTS = Parts()
 
 
 def assemble(
@@ -57,12 +94,34 @@ def assemble(
         own = config.method
         config, dropped = with_method(config, given["method"])
         warn_about_dropped_settings(own, config.method, dropped)
-    return resolve(config.with_settings(given))
+    load_plugins(config.with_settings({"plugins": given["plugins"]}).plugins if "plugins" in given else config.plugins)
+    config = config.with_settings(given)
+    if stored is None and recipe is None and "epochs" not in given and resolve_trainer(config.trainer).accelerator == "cpu":
+        config = config.with_settings({"epochs": max(CPU_EPOCHS, math.ceil(config.optimizer.warmup_epochs))})
+    return resolve(config)
+
+
+def setting_origins(
+    stored: TrainConfig | None,
+    recipe: str | os.PathLike[str] | None,
+    arguments: Mapping[str, Any],
+    settings: Sequence[str] | Mapping[str, Any],
+) -> dict[str, str]:
+    """Where each setting comes from, by key: "given", the recipe or the run. Keys that are not in it have their default."""
+    origins: dict[str, str] = {}
+    if recipe is not None:
+        origins = dict.fromkeys(flat(read_yaml(recipe_path(recipe))), "recipe")
+    elif stored is not None:
+        origins = dict.fromkeys(flat(stored.model_dump(mode="json")), "the run")
+    given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(settings)
+    return origins | dict.fromkeys(flat(given), "given")
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
     """Replaces every `auto`, and checks and completes the arguments of the method."""
     method = parse(config.method)
+    if config.python.detector is not None and method.detector is not None:
+        raise UsageError(f"`detector` was passed as an object, and {method} has a detector already; give `method={method.framework!r}`")
     if config.optimizer.warmup_epochs > config.epochs:
         raise UsageError(f"`optimizer.warmup_epochs` (={config.optimizer.warmup_epochs:g}) must be at most `epochs` (={config.epochs})")
     document = config.model_dump(mode="json")
@@ -82,9 +141,14 @@ def resolve(config: TrainConfig) -> TrainConfig:
     document["views"]["options"] |= _needed_views(config)
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
     resolved = TrainConfig.of(document)
-    if resolved.views.size is not None:
-        build_views(resolved)
+    augmentations(resolved.views.preset, resolved.views.size or LARGEST, _view_overrides(resolved))  # refuses wrong options
     return resolved
+
+
+def _view_overrides(config: TrainConfig) -> dict[str, Any]:
+    """The view options that belong to the augmentations; the others are arguments of `Views`."""
+    own = inspect.signature(Views).parameters
+    return {name: value for name, value in config.views.options.items() if name not in own}
 
 
 def _needed_views(config: TrainConfig) -> Mapping[str, object]:
@@ -101,22 +165,44 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """Makes paths absolute, so that the run finds its data from any working directory. The name of a bundled data set is not a path."""
     named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
+    named["detector.features"] = config.detector.get("features")
     named["detector.labels_file"] = config.detector.get("labels_file")
+    files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
-    return config.with_settings({key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)})
+    found = {key: os.path.abspath(path) for key, path in named.items() if path is not None and os.path.exists(path)}
+    return config.with_settings({**found, "plugins": files})
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Chooses resolution and stem by the size of the images, where the user has not set them."""
+    """Chooses resolution, encoder and stem by the size of the images and the device, where the user has not set them."""
     document = config.model_dump(mode="json")
+    on_cpu = config.trainer.accelerator == "cpu"
     side = typical_side(source) or LARGEST
-    size = config.views.size or min(max(side, SMALLEST), LARGEST)
+    size = config.views.size or min(max(side, SMALLEST), CPU_LARGEST if on_cpu else LARGEST)
+    small = size <= (CPU_CIFAR_STEM if on_cpu else CIFAR_STEM)
     document["views"]["size"] = size
-    document["model"]["stem"] = config.model.stem or ("cifar" if size <= CIFAR_STEM else "imagenet")
+    if config.model.name == "auto":
+        document["model"]["name"] = "resnet10" if small and on_cpu else "resnet18"
+    document["model"]["stem"] = config.model.stem or ("cifar" if small else "imagenet")
     document["data"]["image_size"] = config.data.image_size or min(math.ceil(size * 8 / 7), side)
-    fitted = TrainConfig.of(document)
-    build_views(fitted)
-    return fitted
+    return TrainConfig.of(document)
+
+
+def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
+    """Reduces a batch that is larger than the data. Without a `chosen` size, small data sets get a batch with several steps per epoch."""
+    processes, size = num_processes(config), config.batch_size
+    if not chosen and num_train < FEW_SAMPLES:
+        size = min(size, max(SMALLEST_BATCH, 2 ** int(math.log2(max(num_train // STEPS_PER_EPOCH, 1)))))
+    size = min(size, num_train // processes * processes)
+    if size == config.batch_size or size < 2:  # one sample per process is refused by the loader
+        return config
+    if chosen:
+        warnings.warn(
+            f"`batch_size` (={config.batch_size}) is larger than the {num_train:,} training samples; {size} is used",
+            KinfolkWarning,
+            stacklevel=2,
+        )
+    return config.model_copy(update={"batch_size": size})
 
 
 def build_views(config: TrainConfig) -> Views:
@@ -125,12 +211,17 @@ def build_views(config: TrainConfig) -> Views:
     return Views(config.views.preset, config.views.size, **config.views.options)
 
 
-def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer | None = None, resumed: bool = False) -> Framework:
+def build_framework(
+    config: TrainConfig, data: ImageData, tokenizer: Tokenizer | None = None, resumed: bool = False, parts: Parts = NO_PARTS
+) -> Framework:
     """The untrained framework. Its weights depend on the seed and on the file of initial weights, which a resumed run does not read.
 
-    `tokenizer` is needed by methods that learn from captions.
+    `tokenizer` is needed by methods that learn from captions, `parts` by runs with objects that were passed from Python.
     """
+    parts.require(config)
     method = parse(config.method)
+    if config.python.action is not None:
+        method = replace(method, action=config.python.action)
     labels = None if data.labels is None else data.labels[: data.num_train]
     framework_args = checked_arguments(
         FRAMEWORKS[method.framework], framework_arguments(method), config.framework, "framework", method.framework
@@ -141,43 +232,98 @@ def build_framework(config: TrainConfig, data: ImageData, tokenizer: Tokenizer |
         detector_args = checked_arguments(
             detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
         )
+    if isinstance(detector_args.get("features"), str | Path):
+        detector_args["features"] = guide_features(detector_args["features"], data)
     if resumed:  # the weights are in the checkpoint and are not downloaded again
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))
     try:
-        encoder, head = networks(config, FRAMEWORKS[method.framework].channels)
+        encoder, head = networks(config, FRAMEWORKS[method.framework].channels, parts.model)
+        second = _head(config, int(encoder.output_size)) if config.head.second else None  # type: ignore[arg-type]
         text = None if tokenizer is None else text_networks(config, tokenizer)
         if config.model.init is not None and not resumed:
             load_initial_weights(config, encoder, head, text)
-        keys = data.samples.keys[: data.num_train]
-        framework = build(method, encoder, head, Context(data.num_train, labels, text, keys), framework_args, detector_args)
+        context = Context(data.num_train, labels, text, data.samples.keys[: data.num_train], second)
+        framework = build(method, encoder, head, context, framework_args, detector_args, parts.detector)
     except KinfolkError:
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
+    _check_foreign_detectors(framework)
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True
     return framework
 
 
-def networks(config: TrainConfig, channels: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head. With several groups of channels, one of each per group, joined."""
-    model, head = config.model, config.head
+def _check_foreign_detectors(framework: Framework) -> None:
+    """Checks every answer of detectors that do not belong to the library."""
+    for part in framework.modules():
+        if isinstance(part, Detector) and not type(part).__module__.startswith("kinfolk."):
+            part.find = _checked(part.find, type(part).__name__)  # type: ignore[assignment, method-assign]
+
+
+def _checked(find: Callable[[Block], Found], name: str) -> Callable[[Block], Found]:
+    def checked(block: Block) -> Found:
+        found = find(block)
+        check_answer(found, block, name)
+        return found
+
+    return checked
+
+
+def check_answer(found: Found, block: Block, name: str) -> None:
+    """Refuses an answer of a detector with a wrong type, shape or, on a CPU, a bound that is NaN."""
+    rows, candidates = block.sim_RC.shape
+    if not isinstance(found, Found) or not found.levels or not all(isinstance(roles, Roles) for roles in found.levels):
+        raise UsageError(f"`find` of {name} must return Found((Roles(kin=…),)); received {found!r:.80}")
+    for roles in found.levels:
+        for role in (roles.kin, roles.drop):
+            bounds = (("lower_R", role.lower_R), ("upper_R", role.upper_R)) if isinstance(role, Interval) else ()
+            for what, bound in bounds:
+                if bound is not None and bound.shape != (rows,):
+                    raise UsageError(f"`{what}` of {name} has shape {tuple(bound.shape)}; it must be ({rows},), one bound for each row")
+                if bound is not None and bound.device.type == "cpu" and bool(bound.isnan().any()):
+                    raise UsageError(f"`{what}` of {name} is NaN in {int(bound.isnan().sum())} of {rows} rows; use -inf or inf instead")
+            keys = (("key_LR", role.key_LR, rows), ("key_LC", role.key_LC, candidates)) if isinstance(role, Keys) else ()
+            for what, key, number in keys:
+                if key.ndim != 2 or key.shape[1] != number:
+                    raise UsageError(f"`{what}` of {name} has shape {tuple(key.shape)}; it must be (levels, {number})")
+    for what, value in found.update.items():
+        if len(value) != len(block.ids):
+            raise UsageError(f"the update `{what}` of {name} has {len(value)} rows; it must have {len(block.ids)}, one for each sample")
+
+
+def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | None = None) -> tuple[nn.Module, nn.Module]:
+    """Encoder and head. With several groups of channels, one of each per group, joined. `own`: an encoder that was passed from Python."""
+    if own is not None and len(channels) > 1:
+        raise UsageError(f"{config.method} needs one encoder per group of channels, so it takes no module as `model`; give a name")
+    model = config.model
     assert model.stem is not None, "fitted to the data"
-    encoders, heads = [], []
+    encoders: list[nn.Module] = []
+    heads: list[nn.Module] = []
+    sizes: list[int] = []
     for number in channels:
-        encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained, in_channels=number)
-        size: int = encoder.output_size
+        if own is not None:
+            assert config.views.size is not None
+            encoder = adapt(own, input_size=config.views.size)
+        else:
+            encoder = build_encoder(model.name, stem=model.stem, width=model.width, pretrained=model.pretrained, in_channels=number)
+        size = int(encoder.output_size)  # type: ignore[arg-type]
         encoders.append(encoder)
-        heads.append(
-            nn.Identity()
-            if head.layers == 0
-            else projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size"}))
-        )
+        sizes.append(size)
+        heads.append(_head(config, size))
     if len(channels) == 1:
         return encoders[0], heads[0]
-    return SplitEncoder(encoders, channels), SplitHead(heads, [encoder.output_size for encoder in encoders])
+    return SplitEncoder(encoders, channels), SplitHead(heads, sizes)
+
+
+def _head(config: TrainConfig, size: int) -> nn.Module:
+    """The projection of features of this size."""
+    head = config.head
+    if head.layers == 0:
+        return nn.Identity()
+    return projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size", "second"}))
 
 
 def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int) -> dict[str, Any]:

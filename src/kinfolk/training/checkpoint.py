@@ -99,7 +99,7 @@ class CheckpointSaver(pl.Callback):
         epochs: number of epochs of the whole training.
         settings: when to save, and how many checkpoints to keep.
         identity: the run that the checkpoint belongs to; see `settings.identity`.
-        export: called on rank zero with the number of finished epochs before each checkpoint at the end of an epoch.
+        export: called on rank zero with the numbers of finished epochs and steps before each checkpoint.
         accuracy: returns the kNN accuracy of the epoch that has just ended, on rank zero; None if it was not measured.
         state: the `kinfolk` entry of the checkpoint that is resumed; None at the start of a run.
     """
@@ -110,7 +110,7 @@ class CheckpointSaver(pl.Callback):
         epochs: int,
         settings: CheckpointConfig,
         identity: Mapping[str, Any],
-        export: Callable[[int], None],
+        export: Callable[[int, int], None],
         accuracy: Callable[[], float | None],
         state: Mapping[str, Any] | None = None,
     ) -> None:
@@ -121,12 +121,14 @@ class CheckpointSaver(pl.Callback):
         self.best = None if state is None else state.get("best")
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
         self._finished = 0
+        self.is_rank_zero = True
         self._saved_at = time.monotonic()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of a step. Lightning's teardown restores
         the handlers from before the training."""
         self._finished = trainer.current_epoch
+        self.is_rank_zero = trainer.is_global_zero
         self._saved_at = time.monotonic()
         assert isinstance(module, TrainingModule)
         module.describe_saved = self.describe_saved
@@ -150,10 +152,7 @@ class CheckpointSaver(pl.Callback):
         action = self._agreed_action(module.device)
         better = self._is_better(module.device)
         if action != NOTHING or better or self._finished % self.every_epochs == 0 or self._finished == self.epochs:
-            self._require_finite(trainer, module)
-            if trainer.is_global_zero:
-                self.export(self._finished)
-            self._save(trainer, module, checked=True)
+            self._save(trainer, module)
             if better and trainer.is_global_zero:
                 write_by_name(self.path.with_name(BEST), lambda copy: _link_or_copy(self.path, copy))
         if action == STOP and self._finished < self.epochs:
@@ -179,10 +178,11 @@ class CheckpointSaver(pl.Callback):
         also = f", with {', '.join(older)} before it" if older else ""
         return f"{self.path} holds the state after step {step} ({epoch} of {self.epochs} epochs done){also}"
 
-    def _save(self, trainer: pl.Trainer, module: pl.LightningModule, checked: bool = False) -> None:
+    def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Writes the checkpoint under a temporary name and renames it; the previous one becomes `last-1.ckpt`, and so on."""
-        if not checked:
-            self._require_finite(trainer, module)
+        self._require_finite(trainer, module)
+        if trainer.is_global_zero:
+            self.export(self._finished, trainer.global_step)
         new = self.path.with_name(self.path.name + UNFINISHED)
         trainer.save_checkpoint(new, weights_only=False)
         if trainer.is_global_zero:
@@ -255,6 +255,8 @@ class CheckpointSaver(pl.Callback):
             for each in SIGNALS:  # a third Ctrl-C must not interrupt the clean-up
                 signal.signal(each, signal.SIG_IGN)
             raise InterruptedRunError(f"the training was ended at once by a second Ctrl-C; {self.describe_saved()}", signal.SIGINT)
+        if number == signal.SIGINT and self.is_rank_zero:
+            os.write(2, b"\nCtrl-C: a checkpoint is saved after the current step; press Ctrl-C again to end at once\n")
         self.received = signal.Signals(number)
 
 

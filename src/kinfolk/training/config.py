@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kinfolk.errors import UsageError, did_you_mean
+from kinfolk.plugins import load_plugins
 from kinfolk.training.documents import parse_yaml, read_yaml
 
 
@@ -57,15 +58,15 @@ class ViewsConfig(Section):
     """How the views of an image are made; `options` override single settings of the preset."""
 
     preset: str = "simclr"
-    size: int | None = Field(default=None, ge=1, description="None: that of the images, from 16 to 224")
+    size: int | None = Field(default=None, ge=1, description="None: that of the images, from 16 to 224; at most 64 on a CPU")
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class ModelConfig(Section):
     """The encoder."""
 
-    name: str = "resnet18"
-    stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar for views of up to 64 pixels")
+    name: str = Field(default="auto", description="auto: resnet18, or resnet10 for small images on a CPU")
+    stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar up to 64 pixels, on a CPU up to 40")
     width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the usual number")
     pretrained: bool = False
     init: str | None = Field(default=None, description="file of initial weights: .safetensors or a state dict")
@@ -92,6 +93,7 @@ class HeadConfig(Section):
     out_size: int = Field(default=128, ge=1)
     layers: int = Field(default=2, ge=0, description="0: no head, the loss compares the output of the encoder")
     norm: bool = True
+    second: bool = Field(default=False, description="whether kin are attracted on a head of their own, of the same size")
     last_norm: bool = False
     last_affine: bool = Field(default=True, description="whether the last norm has weight and bias")
 
@@ -143,6 +145,12 @@ class TrainerConfig(Section):
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     log_every: int = Field(default=10, ge=1, description="steps between two entries in the loggers")
 
+    @field_validator("loggers", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        """A single logger may be given by its name, and `none` or an empty name for no logger."""
+        return (() if value in ("", "none") else (value,)) if isinstance(value, str) else value
+
 
 class KnnConfig(Section):
     """The nearest-neighbour accuracy measured during training, where there are labels."""
@@ -175,6 +183,14 @@ class SnapshotConfig(Section):
     samples: int = Field(default=1000, ge=1, description="samples per snapshot")
 
 
+class PythonConfig(Section):
+    """Objects that were passed to `kf.train` instead of a name, by their class."""
+
+    model: str | None = None
+    detector: str | None = None
+    action: Literal["eliminate", "attract", "reweight"] | None = Field(default=None, description="action of that detector")
+
+
 class TrainConfig(Section):
     """All settings of a training.
 
@@ -185,8 +201,8 @@ class TrainConfig(Section):
     """
 
     method: str = "simclr"
-    epochs: int = Field(default=100, ge=1)
-    batch_size: int = Field(default=256, ge=2, description="over all devices together")
+    epochs: int = Field(default=100, ge=1, description="without a value: 30 on a CPU")
+    batch_size: int = Field(default=256, ge=2, description="over all devices together; without a value: less for small data sets")
     seed: int = 0
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
@@ -200,6 +216,13 @@ class TrainConfig(Section):
     knn: KnnConfig = KnnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     snapshots: SnapshotConfig = SnapshotConfig()
+    plugins: tuple[str, ...] = Field(default=(), description="modules or .py files that register own detectors and frameworks")
+    python: PythonConfig = PythonConfig()
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _one_plugin(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
@@ -213,8 +236,10 @@ class TrainConfig(Section):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
-        """Reads a YAML file, such as the config.yaml of a run."""
-        return cls.of(read_yaml(Path(path)), str(path))
+        """Reads a YAML file, such as the config.yaml of a run, and imports its plugins."""
+        config = cls.of(read_yaml(Path(path)), str(path))
+        load_plugins(config.plugins)
+        return config
 
     def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
         """A copy with `section.key` set to a value: `["detector.alpha=0.02"]` (values are YAML) or `{"detector.alpha": 0.02}`."""
@@ -225,7 +250,7 @@ class TrainConfig(Section):
             for part in path:
                 inner = place.setdefault(part, {})
                 if not isinstance(inner, dict):
-                    raise UsageError(f"`{key}` cannot be set: `{part}` is not a section{suggest(part, list(type(self).model_fields))}")
+                    raise UsageError(f"`{key}` cannot be set: `{part}` is not a section but a single setting")
                 place = inner
             if isinstance(place.get(last), dict):
                 if not isinstance(value, Mapping):

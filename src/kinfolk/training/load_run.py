@@ -27,7 +27,7 @@ from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.evaluation.retrieval import Towers
 from kinfolk.frameworks import Framework
 from kinfolk.kinship import select
-from kinfolk.models.build import FeatureMap
+from kinfolk.models.build import FeatureMap, adapt
 from kinfolk.models.towers import TOWERS, Pair, begin_from
 from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of
 from kinfolk.pairs import LEFT_OUT, Block
@@ -45,10 +45,18 @@ class OpenedRun:
 
     path: Path
     config: TrainConfig
+    model: nn.Module | None = None
+    """The encoder module to fill, for a run that was trained with a module passed from Python."""
 
     def encoder(self) -> nn.Module:
         """The encoder, in evaluation mode. A file that another run has exported is refused."""
-        encoder, meta = load_encoder(self.path)
+        if self.config.python.model is not None and self.model is None:
+            raise UsageError(
+                f"{self.path} was trained with a {self.config.python.model} passed from Python; open it there, with "
+                "`kf.load(run, model=module)`"
+            )
+        own = None if self.model is None else adapt(self.model, input_size=self.config.views.size or 32)
+        encoder, meta = load_encoder(self.path, own)
         self._require_own(meta, WEIGHTS)
         return encoder
 
@@ -142,12 +150,12 @@ class OpenedRun:
         return np.asarray(found.numpy(), dtype=np.float32)
 
 
-def open_run(path: Path | str) -> OpenedRun:
-    """Opens the folder of a training."""
+def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
+    """Opens the folder of a training. `model`: the module to fill, for a run whose encoder was passed from Python."""
     path = Path(path)
     if not (path / "config.yaml").is_file():
         raise UsageError(f"{path} is not a run folder: it holds no config.yaml; give the folder that `kinfolk train --out` wrote")
-    return OpenedRun(path, TrainConfig.load(path / "config.yaml"))
+    return OpenedRun(path, TrainConfig.load(path / "config.yaml"), model)
 
 
 def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:

@@ -39,13 +39,21 @@ class TextSource(Protocol):
     def draw(self, ids: Tensor, uniform: Tensor) -> Tensor: ...
 
 
+def check_batch_size(batch_size: int, num_train: int, world_size: int) -> None:
+    """Refuses a batch that is larger than the data, or that the ranks cannot share equally."""
+    if batch_size > num_train:
+        raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={num_train})")
+    if batch_size % world_size:
+        raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
+
+
 class BatchLoader:
     """Yields this rank's part of every joined batch, and can continue in the middle of an epoch.
 
-    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which is called at the start of the epoch. Rank
-    r gets the r-th part, so that the parts in the order of ranks are the batch that one process would have. The last, smaller batch of an
-    epoch is dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared while the current one is
-    computed (see `transfer.py`).
+    The joined batch of a step is `batch_size` ids of the epoch's permutation, or of `order`, which is called at the start of the epoch.
+    Rank r gets the r-th part, so that the parts in the order of ranks are the batch that one process would have. The last, smaller batch
+    of an epoch is dropped. Batches are read ahead in threads; for a GPU the next batch is also copied and prepared while the current one
+    is computed (see `transfer.py`).
 
     Streamed data (`data.stream`) is read in the order of its shards. An image that turns out to be corrupt is left out of its batch, which
     is then smaller. The order does not depend on refused images, so a position always stands for the same samples.
@@ -77,10 +85,7 @@ class BatchLoader:
         text: TextSource | None = None,
         transfer: Transfer | None = None,
     ) -> None:
-        if batch_size > data.num_train:
-            raise UsageError(f"`batch_size` (={batch_size}) must be at most the number of training samples (={data.num_train})")
-        if batch_size % world_size:
-            raise UsageError(f"`batch_size` (={batch_size}) must be a multiple of the number of devices (={world_size}), which share it")
+        check_batch_size(batch_size, data.num_train, world_size)
         self.data, self.batch_size, self.seed = data, batch_size, seed
         self.rank, self.world_size, self.order, self.text = rank, world_size, order, text
         self.transfer = Transfer(torch.device("cpu")) if transfer is None else transfer

@@ -22,12 +22,14 @@ from rich.console import Console
 from torch import Tensor
 
 from kinfolk import distributed
+from kinfolk.detectors import StartAt
 from kinfolk.errors import KinfolkWarning, printable
 from kinfolk.files import append_line, explain_write_errors
 from kinfolk.stats import Stats
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 
+LOG = logging.getLogger("kinfolk.training")
 Measurement = Callable[[TrainingModule, int], dict[str, float]]
 """(module, number of finished epochs) → metrics for the line of the epoch; called on rank zero."""
 
@@ -49,6 +51,7 @@ class MetricsLog(pl.Callback):
         self.loss = torch.zeros((), dtype=torch.float64)
         self.counts = Stats.empty().counts()
         self.steps, self.seconds = 0, 0.0
+        self._warned = False
 
     @property
     def state_key(self) -> str:
@@ -90,8 +93,20 @@ class MetricsLog(pl.Callback):
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
         if trainer.is_global_zero:
+            self._warn_if_nothing_flagged(module)
+        if trainer.is_global_zero:
             append_line(self.run.metrics, json.dumps(self.row))
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
+
+    def _warn_if_nothing_flagged(self, module: TrainingModule) -> None:
+        """Warns once if a detector that has started flags nothing in a whole epoch."""
+        if self._warned or self.row.get("flagged") != 0:
+            return
+        starts = [getattr(part, name, 0) for part in module.framework.modules() for name in ("start_epoch", "warmup_epochs")]
+        starts += [part.start for part in module.framework.modules() if isinstance(part, StartAt)]
+        if self.row["epoch"] > 1 + max((start for start in starts if isinstance(start, int)), default=0):
+            self._warned = True
+            LOG.warning("%s", f"the detector of {module.method} flagged nothing in epoch {int(self.row['epoch'])}; check its settings")
 
     def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
         """Passes the accuracy that rank zero has measured to the framework of all ranks, before the checkpoint of the epoch."""

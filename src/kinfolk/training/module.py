@@ -39,7 +39,9 @@ class NonFiniteLossError(KinfolkError):
 class ViewMaker(Protocol):
     """The interface of the views that the module uses; `Views` implements it."""
 
-    def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor: ...
+    def __call__(
+        self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2, weak: tuple[int, ...] = ()
+    ) -> Tensor: ...
 
 
 class TrainingModule(pl.LightningModule):
@@ -141,7 +143,8 @@ class TrainingModule(pl.LightningModule):
         """(V, B, 3, H, W) the views of one batch, computed in float32 whatever the precision of the training."""
         draw = generator(self.seed, "views", batch["epoch"], batch["step"], self.global_rank, device=self.device)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            views = self.views(batch["pixels"], draw, aspect=batch["aspect"], num_views=self.framework.num_views)
+            weak = {"weak": self.framework.weak_views} if self.framework.weak_views else {}
+            views = self.views(batch["pixels"], draw, aspect=batch["aspect"], num_views=self.framework.num_views, **weak)
         if self.channels_last:
             return views.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(views.shape)
         return views

@@ -18,6 +18,8 @@ from kinfolk.training.module import TrainingModule
 LOG = logging.getLogger("kinfolk.training")
 SMOOTHING = 0.95
 SECONDS_PER_UPDATE = 0.5
+ESTIMATE_AFTER, ESTIMATE_STEPS, SHORTEST_ESTIMATE = 3.0, 20, 10.0
+"""The time of the whole training is estimated after so many seconds or steps, and shown if it is at least so many seconds."""
 NARROW = 120
 
 
@@ -33,6 +35,7 @@ class ProgressBar(pl.Callback):
     def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
         self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
         self._bar: Progress | None = None
+        self._steps, self._first, self._estimated = 0, 0.0, False
         self._seconds_per_step: float | None = None
         self._loss: float | None = None
         self._last = self._shown = 0.0
@@ -43,7 +46,7 @@ class ProgressBar(pl.Callback):
             return
         names = ("description", "fields[figures]", "fields[left]")
         texts = [TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names]
-        bars: list[ProgressColumn] = [] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
+        bars: list[ProgressColumn] = [BarColumn(8)] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
         self._bar = Progress(texts[0], *bars, *texts[1:], console=self.console, expand=not self._narrow)
         total, done = self.epochs * int(trainer.num_training_batches), trainer.fit_loop.epoch_loop.batch_progress.total.completed
         self._task = self._bar.add_task("training", total=total, completed=done, figures="", left="")
@@ -66,10 +69,11 @@ class ProgressBar(pl.Callback):
             self._bar.remove_task(task)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._bar is None:
-            return
         assert isinstance(module, TrainingModule)
         now = time.perf_counter()
+        self._estimate(trainer, module, now)
+        if self._bar is None:
+            return
         took, self._last = now - self._last, now
         self._seconds_per_step = took if self._seconds_per_step is None else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
         self._bar.advance(self._task)
@@ -87,6 +91,21 @@ class ProgressBar(pl.Callback):
             left=f"{duration(left)} left",
         )
 
+    def _estimate(self, trainer: pl.Trainer, module: TrainingModule, now: float) -> None:
+        """Logs once how long the whole training will take. The first step is left out: it is slower than the others."""
+        if self._estimated or not trainer.is_global_zero:
+            return
+        self._steps += 1
+        if self._steps == 1:
+            self._first = now
+        elif now - self._first >= ESTIMATE_AFTER or self._steps > ESTIMATE_STEPS:
+            self._estimated = True
+            per_step = (now - self._first) / (self._steps - 1)
+            done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+            left = per_step * (self.epochs * int(trainer.num_training_batches) - done)
+            if left >= SHORTEST_ESTIMATE:
+                LOG.info("%s", f"about {duration(left)} left at {module.batch_size / per_step:.0f} images/s, without measurements")
+
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
@@ -103,7 +122,7 @@ class ProgressBar(pl.Callback):
 
     @property
     def _narrow(self) -> bool:
-        """Whether bar and speed are left out to make room for the metrics."""
+        """Whether the bar is short and speed and F1 are left out to make room for the other metrics."""
         return self.console is not None and self.console.width < NARROW
 
     def _stop(self) -> None:
@@ -118,7 +137,7 @@ def describe(row: dict[str, float], speed: bool = True) -> str:
     parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
     parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
     by_anchor = f" ({row['anchor_f1']:.2f} per anchor)" if speed and "anchor_f1" in row else ""
-    parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if "f1" in row else []
+    parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if speed and "f1" in row else []
     parts += [f"{row['images_per_second']:.0f} images/s"] if speed else []
     return "  ".join(parts)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
-from kinfolk.embedding import Tracker, embed, embed_in_parts, embedding, evaluating, share_statistics
+from kinfolk.embedding import Tracker, embed, embed_in_parts, embedding_function, evaluating, share_statistics
 from kinfolk.frameworks import Framework
 from kinfolk.stores.per_sample import Collected
 from kinfolk.training.module import TrainingModule
@@ -58,7 +58,7 @@ class Refresh(pl.Callback):
         with evaluating(framework), torch.no_grad(), torch.autocast(device.type, enabled=False):
             views = self.views.evaluate(batch["pixels"], batch["aspect"])
             with torch.autocast(device.type, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
-                z = embedding(framework.refresh_model, projected)(views)
+                z = embedding_function(framework.refresh_model, projected)(views)
         ids, z = distributed.joined(batch["ids"].to(device), z.float())
         if self.collected is None:
             self.collected = Collected(self.data.num_train)

@@ -10,9 +10,9 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import describe_torn_lines, read_rows
-from kinfolk.training.settings import require_identity
+from kinfolk.training.settings import describe_settings, require_identity
 
 LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
@@ -72,6 +72,8 @@ class Run:
     Args:
         path: the folder.
         rank: the rank of this process in the training; only rank zero writes.
+        unchanged: whether the run was finished already, so that `train` had nothing to do.
+        images: the images of the training, so that the report does not read them again; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -80,6 +82,8 @@ class Run:
 
     path: Path
     rank: int = 0
+    unchanged: bool = False
+    images: ImageData | None = field(default=None, repr=False, compare=False)
 
     @property
     def config(self) -> Path:
@@ -172,8 +176,6 @@ class Run:
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
         """Removes the files of a run except those in `keep`, and nothing else."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"`out` (={self.path}) is a file; give the name of a folder")
         for name in [name for name in WRITTEN if name not in keep]:
             entry = self.path / name
             if entry.is_dir() and not entry.is_symlink():
@@ -360,7 +362,7 @@ def write_start(
     write_text(run.config, config.to_yaml())
 
 
-def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None) -> None:
+def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str, Any] | None, origins: Mapping[str, str]) -> None:
     """Logs what is about to happen in a few lines."""
     if run.rank > 0:
         return
@@ -377,9 +379,16 @@ def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str,
     if state is not None:
         LOG.info("resuming after step %d, %d of %d epochs done", state["step"], state["epoch"], config.epochs)
         if state["epochs"] != config.epochs:
-            LOG.warning("`epochs` was %d until now: all schedules go by %d from here on", state["epochs"], config.epochs)
-    where = f"{config.trainer.accelerator} × {num_processes(config)}, {config.trainer.precision}"
-    LOG.info("%s", f"{config.method} on {images.num_train:,} samples for {config.epochs} epochs, {config.model.name}, {where}")
+            LOG.warning(
+                "`epochs` was %d until now: the schedules of learning rate and method use %d from here on, so the learning rate rises "
+                "again to its value at this place of the longer schedule",
+                state["epochs"],
+                config.epochs,
+            )
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+    LOG.info("%s", f"{config.method} on {images.num_train:,} samples for {epochs}, {config.model.name}; settings:")
+    for line in describe_settings(config, origins, images.num_train):
+        LOG.info("%s", line)
 
 
 def num_processes(config: TrainConfig) -> int:

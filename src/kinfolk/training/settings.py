@@ -1,11 +1,12 @@
 """Rules for settings: what may change when a run is resumed, and which arguments a framework or detector accepts.
 
-Three parts: the settings that tie a checkpoint to its run; the check of the `framework.*` and `detector.*` keys against the signatures of
-the classes; and a recipe used with another method than its own.
+Four parts: the settings that tie a checkpoint to its run; the check of the `framework.*` and `detector.*` keys against the signatures of
+the classes; a recipe used with another method than its own; and the block of settings that is shown before a training.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -20,6 +21,7 @@ from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.training.config import TrainConfig, suggest, validation_message
+from kinfolk.training.optimizers import scaled_lr
 
 WITHOUT_EFFECT = (
     "data.source",
@@ -37,6 +39,7 @@ WITHOUT_EFFECT = (
     "trainer.compile_encoder",
     "trainer.cudnn_benchmark",
     "trainer.timeout_minutes",
+    "plugins",
 )
 """Settings that do not change the result. The data may have been moved: the samples themselves are compared. `knn` is among them unless the
 detector uses the accuracy."""
@@ -46,7 +49,7 @@ CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
 `epochs` all schedules use the new number from there on, so the result differs from that of a run that had it from the start."""
 
 PROCESSES = "trainer.devices × trainer.num_nodes"
-FILES = ("detector.pairs",)
+FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
 
 
@@ -57,6 +60,7 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
     settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
     by_accuracy = "knn" in map(str, flat(config.detector).values())
     free = [name for name in CHANGEABLE if not (name == "knn" and by_accuracy)]
+    settings = {key: value for key, value in settings.items() if value is not None or not key.startswith("python.")}
     kept = {key: value for key, value in settings.items() if not any(key == name or key.startswith(f"{name}.") for name in free)}
     return {key: _content(value) if key in FILES else value for key, value in kept.items()}
 
@@ -124,7 +128,8 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    keys = [*before, *(key for key in now if key not in before)]
+    """A key that the earlier side lacks is a setting that is newer than the run; switched off, it makes no difference."""
+    keys = [*before, *(key for key in now if key not in before and now[key] not in (None, False))]
     return next(((key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)), None)
 
 
@@ -133,7 +138,18 @@ def _content(file: Any) -> Any:
     path = Path(str(file))
     if file is None or not path.is_file():
         return file
-    return f"file {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
+    about = path.stat()
+    return f"file {_digest(path, about.st_size, about.st_mtime_ns)}"
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(path: Path, size: int, changed: int) -> str:
+    """Of a file's content, read once as long as its size and time of change stay."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _quoted(value: Any) -> str:
@@ -186,8 +202,8 @@ def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Param
     )
 
 
-ANY_DETECTOR = ("start_epoch", "update_from")
-"""Settings that every detector has: when it starts."""
+ANY_DETECTOR = ("start_epoch", "update_from", "degrees")
+"""Settings of every detector: when it starts, and whether its kin have degrees."""
 
 
 def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
@@ -218,3 +234,35 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
     had = flat({"framework": config.framework, "detector": config.detector, "views": {"options": config.views.options}})
     return TrainConfig.of(document), [key for key in had if key not in kept]
+
+
+def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
+    """The main settings of a training, one per line, each with its origin, and what a GPU would get where a CPU has reduced it."""
+    model, trainer, optimizer = config.model, config.trainer, config.optimizer
+    on_cpu = trainer.accelerator == "cpu"
+    lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
+    width = "" if model.width is None else f", width {model.width}"
+    encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
+    by_model = "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
+    by_device = "fits a CPU" if on_cpu else "default"
+    rows = [
+        ("method", config.method, origins.get("method", "default")),
+        *([("detector", config.python.detector, "passed from Python")] if config.python.detector is not None else []),
+        ("encoder", encoder, origins.get("model.name", by_model)),
+        ("view size", f"{config.views.size} pixels", origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU"))),
+        ("batch size", f"{config.batch_size}", origins.get("batch_size", f"fits {num_train:,} samples")),
+        ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),
+        ("learning rate", f"{lr:.4g} ({optimizer.lr:g}, scaling {optimizer.lr_scaling})", origins.get("optimizer.lr", "default")),
+        ("device", f"{trainer.accelerator} × {trainer.devices}", _from(origins, "trainer.accelerator")),
+        ("precision", trainer.precision, _from(origins, "trainer.precision")),
+    ]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in rows]
+    reduced = [key for key in ("model.name", "views.size", "epochs") if key not in origins]
+    if on_cpu and reduced:
+        lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
+    return lines
+
+
+def _from(origins: Mapping[str, str], key: str) -> str:
+    return origins.get(key, "found on this machine")

@@ -9,21 +9,36 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import hand_over, take_over
-from kinfolk.data.sample_table import samples_digest
+from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
+from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, UsageError, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
 from kinfolk.seeding import kept_random_state
-from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, fit_to_data, read_text, with_absolute_paths
+from kinfolk.training.build import (
+    NO_PARTS,
+    Parts,
+    assemble,
+    build_framework,
+    build_optimizers,
+    build_views,
+    fit_batch,
+    fit_to_data,
+    read_text,
+    setting_origins,
+    with_absolute_paths,
+)
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.epoch_metrics import ClusterQuality, Knn, require_knn
@@ -36,7 +51,7 @@ from kinfolk.training.launch import (
     supervise,
     wait_for_rank_zero,
 )
-from kinfolk.training.loader import BatchLoader
+from kinfolk.training.loader import check_batch_size
 from kinfolk.training.metrics_log import FILE_ONLY, collect_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.progress import describe
@@ -75,6 +90,11 @@ def train(
     batch_size: int | None = None,
     seed: int | None = None,
     recipe: str | os.PathLike[str] | None = None,
+    model: str | nn.Module | None = None,
+    detector: Detector | None = None,
+    action: str | None = None,
+    lr: float | None = None,
+    image_size: int | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -94,9 +114,19 @@ def train(
     if resume and stored is None and data is None and recipe is None:
         raise UsageError(explain_missing_config(run))
     source_name = os.fspath(data) if isinstance(data, str | os.PathLike) else None
-    named = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+    if detector is not None and not isinstance(detector, Detector):
+        raise UsageError(f"`detector` (={detector!r}) must be a kinfolk.detectors.Detector; name one of the library in `method` instead")
+    if action is not None and detector is None:
+        raise UsageError(
+            f"`action` (={action}) belongs to a `detector` object; without one write it in `method`, as in simclr+fnc:{action}"
+        )
+    parts = Parts(None if isinstance(model, str) else model, detector)
+    named: dict[str, Any] = {"data.source": source_name, "method": method, "epochs": epochs, "batch_size": batch_size, "seed": seed}
+    named |= {"model.name": model if isinstance(model, str) else None, "optimizer.lr": lr, "views.size": image_size}
+    named |= parts.settings(action)
     with collect_warnings() as notes:
         config = with_absolute_paths(assemble(stored, recipe, named, settings))
+    origins = setting_origins(stored, recipe, named, settings)
     run = replace(run, rank=global_rank(num_processes(config) // config.trainer.num_nodes))
     several = num_processes(config) > 1
     console = Console(stderr=True) if progress and run.rank == 0 else None
@@ -112,15 +142,18 @@ def train(
         stack.enter_context(kept_random_state())
         stack.enter_context(explain_file_errors(run.path))
         if run.rank > 0:
-            return _fit_as_helper(run, data, config.epochs, resume)
+            return _fit_as_helper(run, data, config.epochs, resume, parts)
         source = open_data(data, config, run)  # the other ranks know by now that rank zero is running
         config = fit_to_data(config, source)
         if stored is not None:
+            if run.samples.exists():  # the run may have reduced the batch that is given again
+                with collect_warnings():
+                    config = fit_batch(config, Samples.read(run.samples).num_train, chosen=True)
             refuse_changes(stored, config)
-        return _run(run, config, source, resume, overwrite, console, notes)
+        return _run(run, config, source, resume, overwrite, console, notes, origins, parts)
 
 
-def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool) -> Run:
+def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool, parts: Parts) -> Run:
     """Trains on a rank above zero: waits until rank zero is ready and maps its data. The source is read again only where the cache of rank
     zero is not visible, as on another machine with a cache folder of its own."""
     wait_for_rank_zero(run.launch)
@@ -131,11 +164,19 @@ def _fit_as_helper(run: Run, data: Data | None, epochs: int, resume: bool) -> Ru
     images = take_over(run.handover)
     if images is None:
         images = read_data(open_data(data, config, run), config, run, several=True, progress=False)
-    return _fit(run, config, images, state, overwrite=False, console=None)
+    return _fit(run, config, images, state, overwrite=False, console=None, parts=parts)
 
 
 def _run(
-    run: Run, config: TrainConfig, source: Source, resume: bool, overwrite: bool, console: Console | None, notes: Sequence[str]
+    run: Run,
+    config: TrainConfig,
+    source: Source,
+    resume: bool,
+    overwrite: bool,
+    console: Console | None,
+    notes: Sequence[str],
+    origins: Mapping[str, str],
+    parts: Parts,
 ) -> Run:
     """Trains on rank zero. Nothing is written, and with `overwrite` nothing is removed, before data and method have been checked."""
     several = num_processes(config) > 1
@@ -145,16 +186,16 @@ def _run(
         if several:
             mark_ready(run.launch)
         with logging_to(None, console):
-            LOG.info(
-                "%s",
-                f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done; give a larger `epochs` to train further",
-            )
-        return run
+            done = f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume"
+            LOG.info("%s", f"{done}; give a larger `epochs` to train further")
+        return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
     source.release()
-    return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over))
+    with collect_warnings() as reduced:
+        config = config if state is not None else fit_batch(config, images.num_train, chosen="batch_size" in origins)
+    return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over, *reduced), origins, parts)
 
 
 def _fit(
@@ -165,15 +206,17 @@ def _fit(
     overwrite: bool,
     console: Console | None,
     notes: Sequence[str] = (),
+    origins: Mapping[str, str] = MappingProxyType({}),
+    parts: Parts = NO_PARTS,
 ) -> Run:
     """Builds everything and trains, on any rank."""
     several = num_processes(config) > 1
     if images.stream is not None:
         images.stream.note = run.quarantine
-    BatchLoader(images, config.batch_size, config.seed, 0, num_processes(config))
+    check_batch_size(config.batch_size, images.num_train, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with collect_warnings() as build_warnings:
-        framework = build_framework(config, images, None if text is None else text.tokenizer, resumed=state is not None)
+        framework = build_framework(config, images, None if text is None else text.tokenizer, state is not None, parts)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
@@ -186,7 +229,7 @@ def _fit(
             hand_over(images, run.handover)
             mark_ready(run.launch)
     with logging_to(run.log if run.rank == 0 else None, console), quiet_lightning():
-        log_start(run, config, images, state)
+        log_start(run, config, images, state, origins)
         for warning in (*notes, *build_warnings) if run.rank == 0 else ():
             LOG.warning("%s", warning)
         module = TrainingModule(
@@ -207,7 +250,7 @@ def _fit(
         snapshots = Snapshots(run, images, views, config.snapshots, epochs=config.epochs, seed=config.seed, autocast=autocast)
         own = identity(config, samples_digest(images.samples), images.num_train)
         meta = {"method": config.method, "seed": config.seed, "views": views.config(), "num_samples": images.num_train}
-        meta |= {"samples": own["samples"], "settings": own["settings_digest"]}
+        meta |= {"samples": own["samples"], "settings": own["settings_digest"], "epochs": config.epochs}
         trainer = build_trainer(
             config,
             run,
@@ -215,18 +258,22 @@ def _fit(
             own,
             [knn, ClusterQuality(images, config.knn.nmi_normaliser), refresh, _framework_metrics, snapshots],
             refresh,
-            lambda epoch: _export(module, run, {**meta, "epoch": epoch}),
+            lambda epoch, step: _export(module, run, {**meta, "epoch": epoch, "step": step}),
             console,
         )
         try:
             with explain_lost_ranks(lambda: module.describe_saved()) if several else nullcontext():
                 trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
+        except SystemExit:
+            if trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
+                raise KeyboardInterrupt from None
+            raise
         except KinfolkError as error:
             LOG.error("%s", error, extra={FILE_ONLY: True})
             raise
         rows = run.epochs()
         LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
-    return run
+    return replace(run, images=images)
 
 
 def _framework_metrics(module: TrainingModule, epoch: int) -> dict[str, float]:

@@ -27,7 +27,7 @@ def build_trainer(
     identity: Mapping[str, Any],
     measurements: Sequence[Measurement],
     refresh: Refresh,
-    export: Callable[[int], None],
+    export: Callable[[int, int], None],
     console: Console | None,
 ) -> pl.Trainer:
     """A trainer that writes into `run`. It starts after the checkpoint with the `kinfolk` entry `state`, or at the beginning if None."""

@@ -71,7 +71,7 @@ def test_sigma_is_uniform() -> None:
 @pytest.mark.parametrize("preset", ["simclr", "moco", "byol"])
 def test_moments_are_those_of_the_transforms_one_by_one(preset: str) -> None:
     """Mean and spread per channel of finished views, over images, crops and colours drawn independently on either side."""
-    num, size = 250, 8
+    num, size = 120, 8
     how = augmentations(preset, size, {})[-1]
     pixels = _photographs(num)
     repeated = pixels.repeat(16, 1, 1, 1)

@@ -1,9 +1,9 @@
 """Views: the augmented versions of a batch of images that contrastive learning compares, made as tensors on the training device.
 
 The order is torchvision's: random resized crop, flip, colour jitter, greyscale, Gaussian blur, solarise, normalise. Crop, flip and blur
-take two matrix products, all colours and the normalisation one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the result
-is converted to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one after the other in parts that
-fit its cache, and crops and blurs large images one by one with the same weights, which is faster there.
+take two matrix products, all colours and the normalisation one, followed by a cut to [0, 1] (see `transforms.py`). In the space `lab` the
+result is converted to CIE Lab before it is normalised. An accelerator makes all views at once. A CPU makes them one after the other in
+parts that fit its cache, and crops and blurs large images one by one with the same weights, which is faster there.
 
 Parameters and probabilities are torchvision's. The result approximates torchvision's in three places:
 
@@ -21,7 +21,7 @@ the output, X blurred images.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -110,7 +110,9 @@ class Views:
         given |= {"space": None if space == "rgb" else space, **overrides}
         self._given = {name: value for name, value in given.items() if value is not None}
 
-    def __call__(self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2) -> Tensor:
+    def __call__(
+        self, pixels: Tensor, generator: torch.Generator, aspect: Tensor | None = None, num_views: int = 2, weak: tuple[int, ...] = ()
+    ) -> Tensor:
         """Augmented, normalised views (V, B, 3, size, size).
 
         Args:
@@ -118,10 +120,12 @@ class Views:
             generator: on the pixels' device.
             aspect: (B,) width / height of the original images, where `pixels` holds them squashed to one shape.
             num_views: V; view v uses augmentation v, starting again from the first if there are fewer.
+            weak: the views that are only cropped and flipped.
         """
         _check(pixels, aspect)
         batch, height, width, _ = pixels.shape
         hows = [self.augmentations[view % len(self.augmentations)] for view in range(num_views)]
+        hows = [replace(how, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0) if view in weak else how for view, how in enumerate(hows)]
         views = torch.empty(num_views, batch, 3, self.size, self.size, device=pixels.device, dtype=torch.float32)
         uniform_VBU = torch.empty(num_views, batch, NUM_UNIFORM, device=pixels.device, dtype=torch.float32)
         for uniform_BU in uniform_VBU:

@@ -1,0 +1,261 @@
+"""Tables and figures of the study of gains, made from its file of results alone.
+
+    .venv/bin/python benchmarks/study_figures.py [benchmarks/results/gain.json] [--page docs/results.md] [--images docs/images]
+
+Prints one Markdown table for each data set; with `--page` they replace what stands in that page between `<!-- table DATASET -->` and
+`<!-- end -->`. With `--images` it draws `gain-map.svg` and `gain-epochs.svg` by plotly; Chromium turns them into SVG, so `chromium` (or
+google-chrome) must be on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfolk.comparing.statistics import gap_closed, p_value, spread
+
+BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
+ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}
+SCALE = [[0, "#b2182b"], [0.25, "#ef8a62"], [0.5, "#f7f7f7"], [0.75, "#67a9cf"], [1, "#2166ac"]]
+INK, GRID = "#24292f", "#d8dee4"
+Record = Mapping[str, Any]
+
+
+def read(path: Path) -> dict[str, dict[str, dict[int, Record]]]:
+    """Data set → method → seed → record."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for one in json.loads(path.read_text(encoding="utf-8")):
+        found.setdefault(one["dataset"], {}).setdefault(one["method"], {})[one["seed"]] = one
+    return found
+
+
+def paired(rows: Mapping[str, Mapping[int, Record]], method: str, other: str, figure: str) -> tuple[list[float], list[float]]:
+    """The figure of both methods for the seeds that both have."""
+    seeds = sorted(rows[method].keys() & rows.get(other, {}).keys())
+    return [rows[method][seed]["figures"][figure] for seed in seeds], [rows[other][seed]["figures"][figure] for seed in seeds]
+
+
+def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
+    """Difference to the base, each the mean over its seeds: one run of the base would be a poor reference for a method with one seed."""
+    ours, base = ([one["figures"][figure] for one in rows.get(name, {}).values()] for name in (method, BASE))
+    return statistics.fmean(ours) - statistics.fmean(base) if ours and base else None
+
+
+def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
+    """Share of the gap between the base and attracting by the labels, each the mean over its seeds."""
+    return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure)
+
+
+def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | None = None) -> str:
+    """Markdown: the base and the bounds first, then by kNN."""
+    first = [name for name in (BASE, ELIMINATED, ATTRACTED) if name in rows]
+    others = [name for name in rows if name not in first and "(p " not in name]
+    others.sort(key=lambda name: -statistics.fmean(one["figures"]["knn"] for one in rows[name].values()))
+    head = [
+        "method",
+        "seeds",
+        "kNN",
+        "linear 100 %",
+        "10 %",
+        "1 %",
+        "kNN against base",
+        "p",
+        "gap closed: kNN",
+        "linear",
+        "precision",
+        "recall",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name in methods or [*first, *others]:
+        figures = [one["figures"] for _, one in sorted(rows[name].items())]
+        scores = [spread([one[key] for one in figures if key in one]) for key in ("knn", "linear", "semi 10 %", "semi 1 %")]
+        more, p = gain(rows, name, "knn"), p_value(*paired(rows, name, BASE, "knn")) if name != BASE else None
+        shares = [None if name in (BASE, ATTRACTED) else closed(rows, name, figure) for figure in ("knn", "linear")]
+        kin = [_mean([one[key] for one in figures if key in one]) for key in ("precision", "recall")]
+        cells = [f"`{name}`", str(len(figures)), *scores, "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−")]
+        cells += ["–" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+        cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_tables(page: str, tables: Mapping[str, str]) -> str:
+    """The page with each table between its comments.
+
+    Example:
+        >>> with_tables("<!-- table a -->\\nold\\n<!-- end -->", {"a": "new"})
+        '<!-- table a -->\\n\\nnew\\n\\n<!-- end -->'
+    """
+    for dataset, text in tables.items():
+        pattern = rf"(<!-- table {re.escape(dataset)} -->\n).*?(<!-- end -->)"
+        page = re.sub(pattern, lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
+    return page
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.1f}" if values else "–"
+
+
+def action_of(method: str) -> str | None:
+    """Of a method whose detector flags pairs for SimCLR."""
+    name = method.partition(" ")[0]
+    if not name.startswith("simclr+"):
+        return None
+    action = name.partition(":")[2] or "eliminate"
+    return action if action in ACTIONS else None
+
+
+def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> dict[str, Any]:
+    """Precision and recall of what is flagged, and what it gains: squares are labels corrupted on purpose, circles are detectors."""
+    points: list[tuple[str, bool, str, float, float, float]] = []
+    for method, runs in rows.items():
+        action, more = action_of(method), gain(rows, method, figure)
+        last = [one["figures"] for one in runs.values() if "precision" in one["figures"]]
+        if action is None or more is None or not last:
+            continue
+        made = "oracle" in method
+        text = f"{more:+.1f}".replace("-", "−") if made else f"{_short(method)} {more:+.1f}".replace("-", "−")
+        precision, recall = (statistics.fmean(one[key] for one in last) / 100 for key in ("precision", "recall"))
+        points.append((action, made, text, precision, recall, more))
+    far = max((abs(point[-1]) for point in points), default=1)
+    traces = []
+    for column, action in enumerate(ACTIONS, 1):
+        for made in (True, False):
+            some = [point for point in points if point[:2] == (action, made)]
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers+text",
+                    "xaxis": f"x{column}",
+                    "yaxis": f"y{column}",
+                    "x": [point[3] for point in some],
+                    "y": [point[4] for point in some],
+                    "text": [point[2] for point in some],
+                    "textposition": "top center" if made else "bottom center",
+                    "textfont": {"size": 11, "color": INK},
+                    "marker": {
+                        "symbol": "square" if made else "circle",
+                        "size": 17 if made else 13,
+                        "color": [point[5] for point in some],
+                        "colorscale": SCALE,
+                        "cmin": -far,
+                        "cmax": far,
+                        "line": {"color": INK, "width": 1},
+                        "showscale": made and column == 2,
+                        "colorbar": {"title": {"text": "points of kNN"}, "thickness": 12},
+                    },
+                    "showlegend": False,
+                }
+            )
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
+    across: dict[str, Any] = {**axis, "title": {"text": "precision of the flagged pairs"}, "range": [0, 1.08], "tickformat": ".0%"}
+    up: dict[str, Any] = {**axis, "title": {"text": "recall"}, "type": "log", "range": [-3.05, 0.2], "tickformat": ".1~%", "dtick": 1}
+    titles = [
+        {
+            "text": f"<b>{text}</b>",
+            "x": x,
+            "y": 1.1,
+            "xanchor": "center",
+            "xref": "paper",
+            "yref": "paper",
+            "showarrow": False,
+            "font": {"size": 14},
+        }
+        for text, x in zip(ACTIONS.values(), (0.225, 0.775), strict=True)
+    ]
+    layout = {
+        "xaxis": {**across, "domain": [0, 0.45]},
+        "yaxis": up,
+        "xaxis2": {**across, "domain": [0.55, 1], "anchor": "y2"},
+        "yaxis2": {**up, "anchor": "x2"},
+        "annotations": titles,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _short(method: str) -> str:
+    return method.removeprefix("simclr+").replace(":attract", "").replace(":eliminate", "")
+
+
+def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]) -> dict[str, Any]:
+    """Precision of the flagged pairs epoch by epoch, first seed."""
+    colours = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#57606a", "#9a6700", "#1b7c83"]
+    traces = []
+    for place, method in enumerate(name for name in methods if name in rows):
+        curve = next(iter(rows[method].values()))["curves"].get("precision", [])
+        known = [(epoch, value) for epoch, value in enumerate(curve, 1) if value is not None]
+        style = {"color": colours[place % len(colours)], "width": 2, "dash": "solid" if ":attract" in method else "dot"}
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": method.removeprefix("simclr+"),
+                "x": [epoch for epoch, _ in known],
+                "y": [value for _, value in known],
+                "line": style,
+            }
+        )
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
+    layout = {
+        "xaxis": {**axis, "title": {"text": "epoch"}, "dtick": 1},
+        "yaxis": {**axis, "title": {"text": "precision"}, "tickformat": ".0%"},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def write_svg(figure: Mapping[str, Any], path: Path, width: int, height: int) -> None:
+    """Drawn by plotly.js in a headless Chromium."""
+    from plotly.offline import get_plotlyjs
+
+    usual = {"font": {"family": "sans-serif", "size": 12, "color": INK}, "paper_bgcolor": "white", "plot_bgcolor": "white"}
+    layout = {**usual, "margin": {"l": 60, "r": 20, "t": 50, "b": 55}, **figure["layout"]}
+    drawn = json.dumps({"data": figure["data"], "layout": layout}).replace("</", "<\\/")
+    script = f"""const figure = {drawn}; const div = document.getElementById("figure");
+Plotly.newPlot(div, figure.data, figure.layout, {{staticPlot: true}})
+  .then(() => Plotly.toImage(div, {{format: "svg", width: {width}, height: {height}, imageDataOnly: true}}))
+  .then((svg) => {{ const text = document.createElement("pre"); text.textContent = svg; document.body.replaceChildren(text); }});"""
+    page = f'<meta charset="utf-8"><body><div id="figure"></div><script>{get_plotlyjs()}</script><script>{script}</script></body>'
+    browser = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "figure.html"
+        source.write_text(page, encoding="utf-8")
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", f"--user-data-dir={folder}/profile"]
+        shown = subprocess.run([browser, *flags, "--dump-dom", source.as_uri()], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
+    if found is None:
+        raise SystemExit(f"{browser} drew nothing for {path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html.unescape(found[1]) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", default=Path(__file__).parent / "results" / "gain.json")
+    parser.add_argument("--page", type=Path, help="Markdown page whose tables are replaced")
+    parser.add_argument("--images", type=Path, help="folder of the figures; none are drawn unless given")
+    parser.add_argument("--map", default="gtsrb", help="data set of the figures")
+    options = parser.parse_args()
+    results = read(options.results)
+    tables = {dataset: table(rows) for dataset, rows in results.items() if BASE in rows}
+    for dataset, text in tables.items():
+        print(f"\n{dataset}; percent\n\n{text}")
+    if options.page is not None:
+        options.page.write_text(with_tables(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    if options.images is not None:
+        rows = results[options.map]
+        write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 480)
+        kin = [name for name in rows if action_of(name) is not None and "oracle" not in name]
+        write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 800, 420)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Weak labels of the batch: Zheng et al., Weakly Supervised Contrastive Learning (WCL), ICCV 2021, section 3.2.
+
+Dimension key: R rows of a block, C candidates, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.actions import Action
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.kinship import Keys, Roles
+from kinfolk.pairs import LEFT_OUT, Block
+
+_CHUNK_ELEMENTS = 1 << 22
+
+
+class Components(Detector):
+    """Kin are the candidates in the anchor's connected component of the graph that links each sample of the batch to its nearest.
+
+    The similarity of two samples is the highest of their views. An anchor whose sample is not among the candidates, as with a queue,
+    belongs to the component of the nearest of them. No state, no settings. One product of all candidates with each other a step: meant for
+    a batch, slow for a long queue.
+
+    Deviates from the paper in: the graph is one of samples, whose components both views share, where the paper has one graph for each view
+    and swaps their labels.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Components(), action="attract")
+        >>> loss_fn(torch.eye(4), torch.eye(4)).isfinite().item()
+        True
+    """
+
+    paper: ClassVar[str] = "Zheng et al., ICCV 2021"
+    needs: ClassVar[str] = "large batches"
+    usual_action: ClassVar[Action] = "attract"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[Tensor, int, Tensor] | None = None
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        if block.candidates_CD is None:  # a finished run is looked at: the nearest alone is known
+            return Found((Roles(),))
+        candidates_CD, version = block.candidates_CD, block.candidates_CD._version  # a bank is written in place
+        if self._last is None or self._last[0] is not candidates_CD or self._last[1] != version:  # one graph for all blocks of a step
+            self._last = candidates_CD, version, components(candidates_CD, block.candidate_ids)
+        key_C = self._last[2]
+        sorted_C, order_C = block.candidate_ids.sort()
+        place_R = torch.searchsorted(sorted_C, block.row_ids).clamp(max=len(sorted_C) - 1)
+        there_R = sorted_C[place_R] == block.row_ids
+        key_R = torch.where(there_R, key_C[order_C[place_R]], key_C[block.sim_RC.argmax(1)])
+        return Found((Roles(kin=Keys(key_R.unsqueeze(0), key_C.unsqueeze(0))),))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_last": None}  # a copy of the detector is none of the batch
+
+    def __repr__(self) -> str:
+        return "Components()"
+
+
+def components(z_CD: Tensor, ids_C: Tensor) -> Tensor:
+    """(C,) the component of each candidate in the graph that links each sample to its nearest other sample: the lowest place of one of the
+    two samples that are each other's nearest there. Candidates of one id are one sample.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.5, 0.5]])
+        >>> components(z, torch.arange(5)).tolist()
+        [0, 0, 2, 2, 0]
+    """
+    link_C = nearest_samples(z_CD, ids_C)
+    # Following the links ends in a cycle. Its lowest member is found by doubling: after k rounds `jump` is 2^k links away, and `low` the
+    # lowest of the 2^k places on the way, so that the lowest from the far end on is that of the whole cycle.
+    jump_C, low_C = link_C, torch.arange(len(link_C), device=link_C.device)
+    for _ in range(max(1, math.ceil(math.log2(len(link_C))))):
+        low_C = torch.minimum(low_C, low_C[jump_C])
+        jump_C = jump_C[jump_C]
+    return low_C[jump_C]
+
+
+def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
+    """(C,) for each candidate the first place of the sample that is nearest to its own; its own where there is no other."""
+    number = len(ids_C)
+    sorted_C, order_C = ids_C.sort(stable=True)
+    sample_C = order_C[torch.searchsorted(sorted_C, ids_C)]  # the first place of each one's sample
+    best_C, near_C = [], []
+    step = max(1, _CHUNK_ELEMENTS // number)
+    for start in range(0, number, step):
+        sim_rC = z_CD[start : start + step] @ z_CD.T
+        value_r, place_r = sim_rC.masked_fill_(sample_C[start : start + step].unsqueeze(1) == sample_C, LEFT_OUT).max(1)
+        best_C.append(value_r)
+        near_C.append(place_r)
+    value_C, near_sample_C = torch.cat(best_C), sample_C[torch.cat(near_C)]
+    top_C = torch.full_like(value_C, LEFT_OUT).scatter_reduce(0, sample_C, value_C, "amax")
+    near_sample_C = torch.where(value_C == top_C[sample_C], near_sample_C, number)
+    link_C = torch.full_like(sample_C, number).scatter_reduce(0, sample_C, near_sample_C, "amin")[sample_C]
+    return torch.where(top_C[sample_C] > LEFT_OUT, link_C, sample_C)

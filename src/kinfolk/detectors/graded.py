@@ -1,0 +1,72 @@
+"""Degrees of kinship for detectors whose answer is yes or no.
+
+Dimension key: R rows of a block, C candidates, L levels of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.detectors.base import Found
+from kinfolk.detectors.wrapped import Wrapped
+from kinfolk.kinship import Interval, Keys, Mask, Roles
+from kinfolk.pairs import Block
+
+
+class Graded(Wrapped):
+    """Wraps a detector: its kin are the same, and each has a degree, by which it is attracted or taken from the denominator.
+
+        kin above a threshold (FNC, GloFND)         degree = (s − threshold) / (1 − threshold)
+        kin by clusters (IFND, Neighbours, Ring)    degree = share of the levels or clusterings at which anchor and candidate agree
+        kin with degrees of their own (Hierarchy)   these
+
+    What a detector answers in other forms (Oracle, Known, a hard Guide) keeps the degree 1. Levels that would each be a loss of their own
+    become one answer. `eliminate` knows no degrees, so there nothing changes but that.
+
+    Args:
+        detector: the wrapped one.
+
+    Example:
+        >>> from kinfolk.detectors.fnc import FNC
+        >>> Graded(FNC(top_k=2))
+        Graded(FNC(top_k=2))
+    """
+
+    paper: ClassVar[str] = "weighted attraction of any detector's kin"
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        found = self.detector.find(block)
+        return Found(tuple(graded(roles, block.sim_RC) for roles in joined(found.levels)), found.update)
+
+
+def joined(levels: Sequence[Roles]) -> tuple[Roles, ...]:
+    """Levels that differ in their keys alone as one, whose keys they are; others as they are."""
+    keys = [roles.kin for roles in levels]
+    if (
+        len(levels) == 1
+        or any(not isinstance(each, Keys) or each.apart for each in keys)
+        or any(roles.drop is not None for roles in levels)
+    ):
+        return tuple(levels)
+    rows = torch.cat([each.key_LR if each.level is None else each.key_LR[[each.level]] for each in keys if isinstance(each, Keys)])
+    columns = torch.cat([each.key_LC if each.level is None else each.key_LC[[each.level]] for each in keys if isinstance(each, Keys)])
+    return (Roles(kin=Keys(rows, columns)),)
+
+
+def graded(roles: Roles, sim_RC: Tensor) -> Roles:
+    """The same kin with degrees, where something is known to make them of."""
+    kin = roles.kin
+    if isinstance(kin, Interval) and kin.lower_R is not None:
+        lower_b = kin.lower_R.to(sim_RC.dtype).clamp(-1, 1)
+        lower_R1 = lower_b.repeat_interleave(len(sim_RC) // len(lower_b)).unsqueeze(1)  # of rows, or of samples
+        width_R1 = (1 - lower_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
+        return replace(roles, kin=Mask(kin.mask(sim_RC), ((sim_RC - lower_R1) / width_R1).clamp(0, 1)))
+    if isinstance(kin, Keys) and kin.level is None and not kin.apart:
+        return replace(roles, kin=replace(kin, graded=True))
+    return roles

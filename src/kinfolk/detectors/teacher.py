@@ -1,0 +1,70 @@
+"""A teacher: a slow copy of the encoder gives soft targets.
+
+Denize et al., Similarity Contrastive Estimation for Self-Supervised Soft Contrastive Learning (SCE), WACV 2023, equations 2 to 5; with
+λ = 0 Zheng et al., ReSSL: Relational Self-Supervised Learning with Weak Augmentation, NeurIPS 2021, equations 3 to 5.
+
+Dimension key: R rows of a block, C candidates, b samples of a block, G embedding of the teacher.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from kinfolk.actions import Action
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.kinship import Mask, Roles
+from kinfolk.pairs import LEFT_OUT, Block
+
+
+class Teacher(Detector):
+    """Every candidate is kin, to the degree to which the teacher finds it similar to the anchor's sample.
+
+        degree_ij = exp(τ_ij / t_m) / Σ_{k ≠ i} exp(τ_ik / t_m),     τ: similarities of the teacher, which sees a weakly augmented view
+
+    With `attract` the target of the anchor is y = λ · (own positive) + (1 − λ) · degree, which is SCE; λ is `own_weight`, here or of the
+    objective. λ = 1 is the plain loss. λ = 0 is ReSSL, where with `decoupled` the own positive leaves the denominator too, as in its paper.
+    With `reweight` the degrees are taken from the weights of the negatives; "eliminate" is refused.
+
+    The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which sees a third, weak view; for `moco`
+    and `mocov3` it is the momentum encoder. Without a teacher, as for a bare loss, the similarities of the block stand in for it. No state of its own.
+
+    Args:
+        temperature: t_m > 0, lower than that of the loss.
+        own_weight: λ in [0, 1].
+        momentum: of the slow copy of `simclr` and `sogclr`; None: 0.99. `moco` and `mocov3` have a momentum of their own.
+
+    Example:
+        >>> Teacher(temperature=0.05)
+        Teacher(temperature=0.05, own_weight=0.5)
+    """
+
+    paper: ClassVar[str] = "Denize et al., WACV 2023; Zheng et al., NeurIPS 2021"
+    needs: ClassVar[str] = "a third, weak view (simclr, sogclr)"
+    usual_action: ClassVar[Action] = "attract"
+    reads = "teacher"
+    soft = True
+
+    def __init__(self, temperature: float = 0.05, own_weight: float = 0.5, momentum: float | None = None) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"`temperature` (={temperature}) must be above 0")
+        if not 0 <= own_weight <= 1:
+            raise ValueError(f"`own_weight` (={own_weight}) must be in [0, 1]")
+        if momentum is not None and not 0 <= momentum < 1:
+            raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the teacher would never learn")
+        self.temperature, self.own_weight, self.momentum = temperature, own_weight, momentum
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        sim_RC = block.sim_RC
+        if block.guide_bG is not None and block.guide_CG is not None:
+            sim_bC = block.guide_bG.to(sim_RC.dtype) @ block.guide_CG.to(sim_RC.dtype).T
+            sim_RC = sim_bC.repeat_interleave(block.num_views, 0).masked_fill(sim_RC < -2, LEFT_OUT)
+        degree_RC = torch.softmax(sim_RC / self.temperature, 1)
+        return Found((Roles(kin=Mask(torch.ones_like(degree_RC), degree_RC)),))
+
+    def __repr__(self) -> str:
+        own = "" if self.momentum is None else f", momentum={self.momentum}"
+        return f"Teacher(temperature={self.temperature}, own_weight={self.own_weight}{own})"

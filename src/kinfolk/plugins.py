@@ -1,0 +1,104 @@
+"""Plugins: modules of a user that register detectors, frameworks and encoders of their own under a name.
+
+A plugin is a module that calls `register_detector` and the like when it is imported. It is found in one of two ways: an installed package
+names it in the entry-point group `kinfolk.plugins`, or the user names it, as `--plugin my_detector` or `--plugin my_detector.py`. The
+configuration of a run lists the plugins that were named, and every command that opens the run imports them again. Importing a plugin runs
+its code, so open a run folder of somebody else only if you trust the plugins in its config.yaml.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kinfolk.errors import UsageError
+from kinfolk.files import first_line
+
+GROUP = "kinfolk.plugins"
+Kind = TypeVar("Kind", bound=Callable[..., Any])
+
+
+def register_detector(name: str, detector: type) -> None:
+    """Makes a detector available as `framework+NAME`. `detector` is a subclass of `kinfolk.detectors.Detector`.
+
+    Example:
+        >>> from kinfolk.detectors import DETECTORS, FNC
+        >>> class Mine(FNC): ...
+        >>> register_detector("mine", Mine)
+        >>> DETECTORS.pop("mine").__name__
+        'Mine'
+    """
+    from kinfolk.detectors import DETECTORS
+    from kinfolk.detectors.base import Detector
+
+    if not (isinstance(detector, type) and issubclass(detector, Detector)):
+        raise UsageError(f"`detector` (={detector!r}) must be a subclass of kinfolk.detectors.Detector")
+    _register(DETECTORS, name, detector)
+
+
+def register_framework(name: str, framework: type) -> None:
+    """Makes a framework available as `--method NAME`. `framework` is a subclass of `kinfolk.frameworks.Framework`."""
+    from kinfolk.frameworks import FRAMEWORKS, Framework
+
+    if not (isinstance(framework, type) and issubclass(framework, Framework)):
+        raise UsageError(f"`framework` (={framework!r}) must be a subclass of kinfolk.frameworks.Framework")
+    _register(FRAMEWORKS, name, framework)
+
+
+def load_plugins(names: Iterable[str] = ()) -> None:
+    """Imports the plugins of installed packages, once, and those in `names`: modules, or files that end in .py."""
+    _load_entry_points()
+    for name in names:
+        _load(name)
+
+
+@cache
+def _load_entry_points() -> None:
+    for entry in entry_points(group=GROUP):
+        _load(entry.value.partition(":")[0])
+
+
+def _load(name: str) -> None:
+    try:
+        if not name.endswith(".py"):
+            with _working_directory_on_path():
+                importlib.import_module(name)
+            return
+        path = Path(name).absolute()
+        module_name = f"kinfolk_plugin_{path.stem}"
+        if getattr(sys.modules.get(module_name), "__file__", None) == str(path):
+            return
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+    except Exception as error:  # the code of a plugin may raise anything
+        raise UsageError(f"the plugin `{name}` cannot be imported: {first_line(error)}; give an importable module or a .py file") from error
+
+
+class _working_directory_on_path:  # noqa: N801 - used like a function
+    """The `kinfolk` command does not look for modules in the working directory by itself."""
+
+    def __enter__(self) -> None:
+        self.folder = os.getcwd()
+        sys.path.insert(0, self.folder)
+
+    def __exit__(self, *_: object) -> None:
+        sys.path.remove(self.folder)
+
+
+def _register(registry: dict[str, Any], name: str, kind: Kind) -> None:
+    if not name.isidentifier() or name != name.lower():
+        raise UsageError(f"`name` (={name!r}) must be a lower-case identifier, such as my_detector")
+    if name in registry and registry[name].__module__.startswith("kinfolk."):
+        raise UsageError(f"`name` (={name!r}) is already taken; choose another one")
+    registry[name] = kind

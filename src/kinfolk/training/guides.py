@@ -1,0 +1,89 @@
+"""The features of a guide, from what a user names: a file of features, a run folder, or a model of another package.
+
+Dimension key: N training samples, F features.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.data.augmentation.views import Views
+from kinfolk.data.images import ImageData
+from kinfolk.detectors.guide import read_features
+from kinfolk.embedding import embed
+from kinfolk.errors import UsageError, shown
+from kinfolk.models.build import build_encoder
+from kinfolk.models.weights import load_encoder
+from kinfolk.training.config import TrainConfig
+
+PACKAGES = ("timm", "torchvision", "open_clip")
+SMALL, SMALL_SIDE, SIDE = 64, 128, 224
+"""Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged to 128."""
+
+
+def guide_features(named: str | Path, data: ImageData) -> Tensor:
+    """(N, F) features of the training samples in data-set order.
+
+    Args:
+        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images; or timm/NAME, torchvision/NAME, open_clip/NAME,
+            with the published weights. Rows of a file are matched by name if the .parquet file that `kinfolk embed` wrote is next to it;
+            otherwise they must be the training samples, or all samples, of which the first N are taken.
+    """
+    path = Path(named)
+    if str(named).partition("/")[0] in PACKAGES and not path.exists():
+        encoder = build_encoder(str(named), pretrained=True)
+        return _embedded(encoder, Views("plain", SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE), data)
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise UsageError(
+                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or .safetensors file, or timm/NAME"
+            )
+        made = TrainConfig.load(path / "config.yaml").views
+        assert made.size is not None, "a run is fitted to its data"
+        return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
+    features_NF = read_features(path)
+    if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
+        return features_NF if torch.equal(rows, torch.arange(len(features_NF))) else features_NF[rows]
+    if len(features_NF) not in (data.num_train, len(data)):
+        raise UsageError(
+            f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the {data.num_train:,} training samples, in "
+            f"data-set order, or for each of all {len(data):,} samples"
+        )
+    return features_NF[: data.num_train]
+
+
+def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
+    """(N,) row of each training sample in a file of features, by the keys in the .parquet file next to it; None if there are no keys, or if
+    they are the row numbers of an array, which fit any other array."""
+    table = path.with_suffix(".parquet")
+    keys = data.samples.keys[: data.num_train]
+    if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        given = pq.read_table(table, columns=["key"], partitioning=None)["key"].to_pylist()
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
+    if len(given) != number:
+        return None
+    place = {key: row for row, key in enumerate(given)}
+    missing = [key for key in keys if key not in place]
+    if missing:
+        raise UsageError(
+            f"the guide `{path}` has no features of {len(missing):,} of {len(keys):,} training samples (the first is {shown(missing[0])}); "
+            "compute them for exactly this data, as with `kinfolk embed RUN --data`"
+        )
+    return torch.tensor([place[key] for key in keys])
+
+
+def _embedded(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:
+    """(N, F) in half precision, of unit norm so that nothing overflows in it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    features_NF = embed(encoder, data, views, torch.arange(data.num_train), device=device)
+    return nn.functional.normalize(features_NF, dim=1).half()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kinfolk.data import change_detection as unchanged
+from kinfolk.data.change_detection import check_unchanged
+from kinfolk.data.open_source import open_source
+from kinfolk.data.prepare import ImageData, prepare
+from kinfolk.errors import KinfolkError
+from tests.data.pictures import noise, save
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
+        save(tmp_path / name, noise(8, 8, seed=len(name)))
+    (tmp_path / "dogs" / "bad.png").write_bytes(b"x")
+    return tmp_path
+
+
+def prepared(root: object, **options: Any) -> ImageData:
+    return prepare(open_source(root, **options), image_size=8)
+
+
+def refuses(data: ImageData, spec: object, match: str, **options: Any) -> None:
+    with pytest.raises(KinfolkError, match=f"changed since the run began: {match}; restore it"):
+        check_unchanged(data.samples, open_source(spec, **options), data.quarantine)
+
+
+def test_unchanged_reads_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = prepared(root)
+
+    def never(*_: object) -> str:
+        raise AssertionError("a file was read")
+
+    monkeypatch.setattr(unchanged, "digest", never)
+    check_unchanged(data.samples, open_source(root), data.quarantine)
+
+
+def test_touched_is_read_and_found_equal(root: Path) -> None:
+    data = prepared(root)
+    os.utime(root / "cats" / "b.png", ns=(1, 1))
+    check_unchanged(data.samples, open_source(root), data.quarantine)
+
+
+def test_changes_are_named(root: Path) -> None:
+    data = prepared(root)
+    path = root / "cats" / "b.png"
+    content = path.read_bytes()
+    path.write_bytes(content + b"more")
+    refuses(data, root, rf"sample 1 \(cats/b.png\) was {len(content)} bytes, is now {len(content) + 4}")
+    path.write_bytes(content[:-1] + b"!")
+    refuses(data, root, r"sample 1 \(cats/b.png\) has the same size as before but other content")
+    path.unlink()
+    refuses(data, root, r"sample 1 \(cats/b.png\) is now missing")
+    path.write_bytes(content)
+    check_unchanged(data.samples, open_source(root), data.quarantine)
+    save(root / "cats" / "aa.png", noise(8, 8))
+    refuses(data, root, "cats/aa.png was not there before and is now sample 1")
+    (root / "cats" / "aa.png").unlink()
+    (root / "dogs" / "c.png").rename(root / "a.png")
+    refuses(data, root, r"sample 0 \(cats/a.png\) .*|a.png was not there before.*")
+
+
+def test_a_refused_file_does_not_count_as_added(root: Path) -> None:
+    data = prepared(root)
+    check_unchanged(data.samples, open_source(root), data.quarantine)
+    with pytest.raises(KinfolkError, match=r"dogs/bad.png was not there before"):
+        check_unchanged(data.samples, open_source(root))
+
+
+def test_labels(root: Path) -> None:
+    data = prepared(root, labels_from_folders=True)
+    check_unchanged(data.samples, open_source(root, labels_from_folders=True), data.quarantine)
+    refuses(data, root, r"the classes were \['cats', 'dogs'\], are now None")
+    x = np.zeros((3, 8, 8), np.uint8)
+    refuses(prepared(x, labels=[0, 1, 2]), x, r"sample 2 \(train/2\) had label 2, now has 0", labels=[0, 1, 0])
+
+
+def test_reordered_table(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        save(tmp_path / name, noise(8, 8))
+    table = tmp_path / "t.csv"
+    table.write_text("image,caption\na.png,x\nb.png,y\n")
+    data = prepared(table)
+    table.write_text("image,caption\nb.png,y\na.png,x\n")
+    refuses(data, table, "the order has changed: sample 0 was a.png, is now b.png")
+    table.write_text("image,caption\na.png,x\nb.png,z\n")
+    refuses(data, table, r"sample 1 \(b.png\) had caption 'y', now has 'z'")
+
+
+def test_rows_of_an_array(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    data = prepared(x)
+    check_unchanged(data.samples, open_source(x))
+    y = x.copy()
+    y[3, 0, 0, 0] ^= 1
+    refuses(data, y, r"sample 3 \(train/3\) has the same size as before but other content")
+    refuses(data, x[:4], r"sample 4 \(train/4\) is now missing")
+    refuses(data, x[:, :6], r"sample 0 \(train/0\) was 192 bytes, is now 144")
+    np.savez(tmp_path / "a.npz", images=x)
+    stored = prepared(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", images=y)
+    refuses(stored, tmp_path / "a.npz", r"sample 3 \(train/3\) has the same size as before but other content")
+
+
+def test_a_dataset_that_gives_another_image_each_time() -> None:
+    class Random:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return np.random.randint(0, 256, (8, 8, 3), dtype=np.uint8)
+
+    data = prepared(Random())
+    refuses(data, Random(), r"sample 0 \(train/0\) has the same size as before but other content")

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kinfolk.actions import ACTIONS, Action
+from kinfolk.detectors import Guide, Oracle
+from kinfolk.errors import KinfolkError
+from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
+from kinfolk.pairs import LEFT_OUT, Block
+from tests.reference.guide import soft_targets
+
+N, B = 12, 7
+
+
+def views(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    z1, z2 = (torch.randn(B, 5, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    return z1, z2, torch.randperm(N, generator=g)[:B]
+
+
+def features(seed: int = 5) -> Tensor:
+    return torch.randn(N, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def require_equal(ours: Tensor, slow: Tensor, *inputs: Tensor) -> None:
+    torch.testing.assert_close(ours, slow)
+    for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(slow, inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("block_rows", [None, 4])
+def test_one_hot_labels_are_the_oracle(action: Action, block_rows: int | None) -> None:
+    z1, z2, ids = views()
+    labels = torch.arange(N) % 3
+    guided = NTXent(0.3, detector=Guide(torch.eye(3)[labels], margin=0.5), action=action, block_rows=block_rows)
+    known = NTXent(0.3, detector=Oracle(labels), action=action, block_rows=block_rows)
+    require_equal(guided(z1, z2, ids), known(z1, z2, ids), z1, z2)
+    assert torch.equal(guided.stats.counts()[:3], known.stats.counts()[:3])
+
+
+@pytest.mark.parametrize("block_rows", [None, 4])
+@pytest.mark.parametrize("own_weight", [None, 0.0, 0.5])
+def test_soft_attraction_is_the_cross_entropy_to_the_guides_softmax(block_rows: int | None, own_weight: float | None) -> None:
+    z1, z2, ids = views()
+    unit = F.normalize(features(), dim=1)[ids]
+    guide = Guide(features() * 3, temperature=0.4)
+    loss_fn = NTXent(0.3, detector=guide, action="attract", own_weight=own_weight, block_rows=block_rows)
+    require_equal(loss_fn(z1, z2, ids), soft_targets(z1, z2, unit @ unit.T, 0.3, 0.4, own_weight), z1, z2)
+
+
+def test_alpha_takes_the_highest_similarities_of_each_row_but_its_own() -> None:
+    sim = torch.zeros(3, N)
+    ids, all_ids = torch.tensor([2, 7, 11]), torch.arange(N)
+    sim[torch.arange(3), ids] = LEFT_OUT
+    block = Block(sim, ids, all_ids, 1, torch.full((3,), N - 1))
+    (roles,) = Guide(features(), alpha=0.25).find(block).levels
+    assert roles.kin is not None
+    unit = F.normalize(features(), dim=1)
+    for row, anchor in enumerate(ids.tolist()):
+        nearest = sorted((j for j in range(N) if j != anchor), key=lambda j: -float(unit[anchor] @ unit[j]))[:3]
+        assert roles.kin.mask(sim)[row].nonzero().flatten().tolist() == sorted(nearest)
+
+
+def test_the_margin_is_below_the_similarity_to_the_positive() -> None:
+    z1, z2, ids = views()
+    unit = F.normalize(features(), dim=1)[ids]
+    near = (unit @ unit.T > 1 - 0.6) & ~torch.eye(B, dtype=torch.bool)
+    loss_fn = NTXent(0.3, detector=Guide(features(), margin=0.6))
+    loss_fn(z1, z2, ids)
+    assert int(loss_fn.stats.flagged) == 4 * int(near.sum()) > 0
+
+
+def test_degrees_are_factors_of_reweight() -> None:
+    """A guide that finds all samples equal leaves nothing of the negatives but the positive's own share."""
+    z1, z2, ids = views()
+    same = NTXent(0.3, detector=Guide(torch.ones(N, 2), temperature=0.1), action="reweight")(z1, z2, ids)
+    assert same.item() == pytest.approx(0, abs=1e-12)
+    apart = NTXent(0.3, detector=Guide(torch.eye(N), temperature=0.01), action="reweight")(z1, z2, ids)
+    torch.testing.assert_close(apart, NTXent(0.3)(z1, z2, ids))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_file_is_mapped_and_never_written(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"features{suffix}"
+    half = features().half()
+    if suffix == ".npy":
+        np.save(path, half.numpy())
+    else:
+        save_file({"features": half}, path)
+    before = path.read_bytes()
+    guide = Guide(path, margin=0.5, num_samples=N)
+    assert guide.features is not None
+    assert guide.features.dtype == torch.float16
+    assert torch.equal(guide.features, half)
+    z1, z2, ids = views()
+    same = NTXent(0.3, detector=Guide(half, margin=0.5))(z1, z2, ids)
+    assert torch.equal(NTXent(0.3, detector=guide)(z1, z2, ids), same)
+    assert path.read_bytes() == before
+    assert not guide.state_dict()
+
+
+def test_a_copy_shares_the_features() -> None:
+    guide = Guide(features(), alpha=0.1)
+    twin = copy.deepcopy(guide)
+    assert twin.features is not None
+    assert guide.features is not None
+    assert twin.features.data_ptr() == guide.features.data_ptr()
+    assert repr(twin) == repr(guide) == "Guide(<12 features>, alpha=0.1)"
+
+
+def test_the_candidates_own_modality_guides_without_a_file() -> None:
+    images, texts, ids = views()
+    loss_fn = CLIPLoss(0.3, learnable=False, detector=Guide(temperature=0.5), action="reweight")
+    i, t = F.normalize(images, dim=1), F.normalize(texts, dim=1)
+    total = torch.zeros((), dtype=torch.float64)
+    for anchors, others in ((i, t), (t, i)):
+        degree = torch.exp(((others @ others.T).detach() - 1) / 0.5)
+        weight = torch.where(torch.eye(B, dtype=torch.bool), 1.0, 1 - degree)
+        logits = anchors @ others.T / 0.3
+        total = total + (torch.log((weight * torch.exp(logits)).sum(1)) - logits.diag()).mean() / 2
+    require_equal(loss_fn(images, texts, ids), total, images, texts)
+    with pytest.raises(ValueError, match="the guide needs `features`"):
+        NTXent(0.3, detector=Guide(alpha=0.1))(images, texts, ids)
+
+
+def test_degrees_of_one_are_what_hard_attraction_is() -> None:
+    """Also where attracted kin leave the denominator."""
+    z1, z2, ids = views()
+    labels = torch.eye(3)[torch.arange(N) % 3]
+    for make in (lambda **given: NTXent(0.3, **given), lambda **given: SogCLR(N, 0.3, **given)):
+        soft = make(detector=Guide(labels, temperature=1e-3), action="attract")(z1, z2, ids)
+        hard = make(detector=Guide(labels, margin=0.5), action="attract")(z1, z2, ids)
+        require_equal(soft, hard, z1, z2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "exactly one of `alpha` .*must be given"),
+        ({"alpha": 0.1, "margin": 0.1}, "exactly one of"),
+        ({"alpha": 1.0}, r"`alpha` \(=1.0\) must be in \(0, 1\)"),
+        ({"margin": -0.1}, r"`margin` \(=-0.1\) must be in \[0, 2\]"),
+        ({"temperature": 0.0}, r"`temperature` \(=0.0\) must be above 0"),
+        ({"alpha": 0.1, "num_samples": 13}, r"`features` \(=12 rows\) must hold one row for each of the 13 training samples"),
+    ],
+)
+def test_impossible_settings_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Guide(features(), **given)
+
+
+def test_soft_kin_cannot_be_eliminated() -> None:
+    with pytest.raises(ValueError, match=r"`action` \(='eliminate'\) must be 'attract' or 'reweight' with Guide"):
+        NTXent(0.3, detector=Guide(features(), temperature=0.1))
+
+
+def test_broken_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "features.npy"
+    path.write_bytes(b"nothing")
+    with pytest.raises(KinfolkError, match=r"is not a readable .npy or .safetensors file of a guide's features"):
+        Guide(path, alpha=0.1)
+    with pytest.raises(KinfolkError, match="there is no file"):
+        Guide(tmp_path / "none.npy", alpha=0.1)
+    np.save(path, np.arange(12))
+    with pytest.raises(ValueError, match=r"must be floats of the shape \(samples, features\)"):
+        Guide(path, alpha=0.1)

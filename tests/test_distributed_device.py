@@ -1,0 +1,117 @@
+"""Two ranks on the pretended device with collectives that refuse CPU tensors, as NCCL does: every framework trains, and to the same values.
+
+The same processes count the collectives of a step where batches are equal. Two ranks whose sums differ in the last bits, as those of two
+GPUs do, keep one hierarchy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kinfolk import distributed
+from kinfolk.clustering import Hierarchy
+from kinfolk.frameworks import Framework
+from tests.collectives import CollectiveLog, collectives
+from tests.pretended.device import AVAILABLE, on_device, pretended
+from tests.pretended.methods import EPOCHS, METHODS, batch, features, made
+from tests.ranks import spawn
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+NETWORKS = ("encoder", "head", "text_encoder", "text_head", "slow", "predictor", "predictors", "metric", "prototype")
+"""What DistributedDataParallel would keep equal, which is not here."""
+MOST = {
+    "simclr": 3,
+    "sogclr": 4,
+    "sogclr+glofnd": 4,
+    "moco": 2,
+    "moco+glofnd": 3,
+    "mocov3+glofnd": 6,
+    "ir+glofnd": 3,
+    "cmc": 4,
+    "la": 2,
+    "pcl": 3,
+}
+MOST |= {"nnclr": 2, "rcl, k-means": 3, "spcl": 8, "clip+glofnd": 9, "sogclr-clip+glofnd": 8, "fastclip": 9}
+"""The collectives of a step with its backward pass, where all batches are equal."""
+
+
+def trained(framework: Framework, rank: int, log: CollectiveLog) -> dict[str, Any]:
+    """A refresh, a step of unequal batches, one of equal ones whose collectives are counted, and the end of the training."""
+    if framework.due(0):
+        framework.refresh(features(framework), 0.5)
+    losses = []
+    for step, (sizes, equal) in enumerate((((6, 4), False), ((5, 5), True))):
+        given = {key: on_device(value) for key, value in batch(framework, step, rank, sizes[rank]).items()}
+        torch.manual_seed(step)
+        log.reset()
+        with distributed.equal_batches(equal):
+            loss = framework(**given)
+            loss.backward()
+        framework.after_step()
+        losses.append(loss.detach().held.item())
+    number = log.total
+    if any(detector.refreshed_at_end for detector in framework.detectors):
+        framework.finish(features(framework))
+    framework.set_progress(1, EPOCHS)
+    state = {key: getattr(value, "held", value).clone() for key, value in framework.state_dict().items()}
+    return {"losses": losses, "collectives": number, "state": state}
+
+
+def child(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    results: dict[str, Any] = {}
+    for name in METHODS:
+        with pretended(), collectives(device_only=True) as log:
+            try:
+                results[name] = trained(made(name).to("cuda"), rank, log)
+            except RuntimeError as error:  # a refusal, on both ranks alike
+                results[name] = {"error": str(error)}
+    results["drifting"] = drifting(rank)
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def drifting(rank: int) -> Tensor:
+    """The labels of a hierarchy whose sums differ between ranks before every update."""
+    hierarchy, g = Hierarchy(60, levels=3, merge_similarity=(0.9, 0.7), dim=3), torch.Generator().manual_seed(0)
+    noise = torch.Generator().manual_seed(rank)
+    for _ in range(12):
+        hierarchy.update(torch.randperm(60, generator=g)[:20], torch.randn(20, 3, generator=g))
+        hierarchy.tree.sums += 0.05 * torch.randn(hierarchy.tree.sums.shape, generator=noise)
+    return hierarchy.labels
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    spawn(child, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_but_device_tensors_is_communicated(ranks: list[dict[str, Any]], name: str) -> None:
+    first, second = (rank[name] for rank in ranks)
+    assert "error" not in first, first["error"]
+    assert first["losses"][0] == pytest.approx(second["losses"][0], rel=1e-5), "both have the loss of the joined batch"
+    for key, value in first["state"].items():
+        if key.partition(".")[0] not in NETWORKS:
+            torch.testing.assert_close(value, second["state"][key], equal_nan=True, msg=key)
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_collectives_of_a_step(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        assert rank[name]["collectives"] <= MOST[name]
+
+
+def test_ranks_keep_one_hierarchy_although_their_sums_differ(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["drifting"] for rank in ranks)
+    assert torch.equal(first, second)
+    assert len(first[1].unique()) not in (1, 60)

@@ -1,0 +1,146 @@
+"""Defaults that fit device and data, and what is shown of them before and during a training."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from kinfolk.errors import KinfolkWarning
+from kinfolk.training.build import assemble, fit_batch, fit_to_data, setting_origins
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.progress import ProgressBar, describe
+from kinfolk.training.run_folder import Run
+from kinfolk.training.settings import describe_settings
+from kinfolk.training.train import train
+
+
+def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str = "cpu") -> TrainConfig:
+    """The configuration for square images of one size, as on a machine with this accelerator."""
+    config = assemble(None, None, {}, settings or {})
+    trainer = config.trainer.model_copy(update={"accelerator": accelerator})
+    source: Any = SimpleNamespace(native_size=(side, side))
+    return fit_to_data(config.model_copy(update={"trainer": trainer}), source)
+
+
+@pytest.mark.parametrize(
+    ("side", "accelerator", "expected"),
+    [
+        (8, "cpu", ("resnet10", "cifar", 16)),
+        (32, "cpu", ("resnet10", "cifar", 32)),
+        (500, "cpu", ("resnet18", "imagenet", 64)),
+        (32, "cuda", ("resnet18", "cifar", 32)),
+        (64, "cuda", ("resnet18", "cifar", 64)),
+        (500, "cuda", ("resnet18", "imagenet", 224)),
+    ],
+)
+def test_encoder_and_size_fit_images_and_device(side: int, accelerator: str, expected: tuple[str, str, int]) -> None:
+    config = fitted(side, accelerator=accelerator)
+    assert (config.model.name, config.model.stem, config.views.size) == expected
+
+
+def test_what_is_given_stays() -> None:
+    config = fitted(500, {"views.size": 128, "model.name": "resnet34", "epochs": 7})
+    assert (config.model.name, config.views.size, config.epochs) == ("resnet34", 128, 7)
+
+
+def test_fewer_epochs_on_a_cpu_but_never_fewer_than_the_warm_up() -> None:
+    assert assemble(None, None, {}, {"trainer.accelerator": "cpu"}).epochs == 30
+    assert assemble(None, None, {}, {"trainer.accelerator": "cpu", "optimizer.warmup_epochs": 40}).epochs == 40
+    assert assemble(None, "simclr-cpu", {"epochs": 2}, {}).epochs == 2
+
+
+@pytest.mark.parametrize(("num_train", "expected"), [(10, 10), (100, 16), (1000, 64), (1442, 128), (50_000, 256)])
+def test_the_batch_fits_the_data(num_train: int, expected: int) -> None:
+    assert fit_batch(fitted(32), num_train, chosen=False).batch_size == expected
+
+
+def test_a_chosen_batch_is_reduced_with_a_warning_and_shared_by_the_devices() -> None:
+    config = fitted(32, {"batch_size": 64})
+    assert fit_batch(config, 64, chosen=True).batch_size == 64
+    with pytest.warns(KinfolkWarning, match=r"`batch_size` \(=64\) is larger than the 51 training samples; 51 is used"):
+        assert fit_batch(config, 51, chosen=True).batch_size == 51
+    trainer = config.trainer.model_copy(update={"devices": 2})
+    with pytest.warns(KinfolkWarning, match="50 is used"):
+        assert fit_batch(config.model_copy(update={"trainer": trainer}), 51, chosen=True).batch_size == 50
+
+
+def test_settings_are_shown_with_their_origin() -> None:
+    given = (None, "simclr-cpu", {"method": None, "epochs": 3}, ["optimizer.lr=0.5"])
+    origins = setting_origins(*given)
+    lines = describe_settings(assemble(*given), origins, 1000)
+    parts = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    found = {row[0]: row[-1] for row in parts}
+    assert found["encoder"] == found["view size"] == found["method"] == "recipe"
+    assert found["epochs"] == found["learning rate"] == "given"
+    assert found["device"] == "found on this machine"
+    assert not [line for line in lines if "on a GPU" in line], "nothing was reduced"
+
+
+def test_a_run_of_few_images_trains_and_says_what_it_does(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (20, 8, 8, 3), dtype=np.uint8)
+    run = train(images, tmp_path / "run", epochs=1, batch_size=64, settings={"model.width": 4, "knn.every": 0}, progress=False)
+    log = run.log.read_text(encoding="utf-8")
+    assert "`batch_size` (=64) is larger than the 20 training samples; 20 is used" in log
+    assert "on a GPU the defaults are" in log
+    assert "for 1 epoch," in log
+    assert TrainConfig.load(run.config).batch_size == 20
+    again = train(out=run.path, resume=True, batch_size=64, progress=False, data=images)
+    assert again.unchanged, "the same command with `resume` agrees with the reduced batch"
+
+
+def test_the_bar_fits_80_columns() -> None:
+    row = {"loss": 12.345, "knn": 0.9876, "flagged": 0.1234, "f1": 0.5, "anchor_f1": 0.5, "images_per_second": 1234.0, "epoch": 100}
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, force_terminal=True, legacy_windows=False, color_system=None)
+    metrics: Any = SimpleNamespace(row=row)
+    bar = ProgressBar(console, metrics, epochs=100)
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(completed=0))))
+    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=5000, current_epoch=99, fit_loop=loop)
+    bar.on_train_start(trainer, None)  # type: ignore[arg-type]
+    assert bar._bar is not None
+    text = {"metrics": describe(row, speed=False), "left": "11 h 03 min left"}
+    bar._bar.update(bar._task, completed=250_000, description="epoch 100/100", figures=text["metrics"], left=text["left"])
+    bar.on_train_end(trainer, None)  # type: ignore[arg-type]
+    line = [line for line in screen.getvalue().splitlines() if "left" in line][-1]
+    assert "11 h 03 min left" in line
+    assert "kNN 98.8 %" in line
+    assert "━" in line
+    assert len(line.split("\x1b[2K")[-1]) <= 80
+
+
+def test_the_whole_time_is_estimated_after_a_few_steps(caplog: pytest.LogCaptureFixture) -> None:
+    bar = ProgressBar(None, SimpleNamespace(row={}), epochs=10)  # type: ignore[arg-type]
+    counter = SimpleNamespace(completed=4)
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=counter)))
+    trainer: Any = SimpleNamespace(is_global_zero=True, num_training_batches=100, current_epoch=0, fit_loop=loop)
+    module: Any = SimpleNamespace(batch_size=50)
+    with caplog.at_level("INFO", "kinfolk.training"):
+        for step in range(8):
+            bar._estimate(trainer, module, float(step))
+    assert [record.getMessage() for record in caplog.records] == ["about 16 min 36 s left at 50 images/s, without measurements"]
+
+
+def test_one_logger_may_be_given_by_its_name() -> None:
+    assert TrainConfig().with_settings(["trainer.loggers=tensorboard"]).trainer.loggers == ("tensorboard",)
+    assert TrainConfig().with_settings(["trainer.loggers=none"]).trainer.loggers == ()
+
+
+def test_a_finished_run_is_extended_or_left_alone(tmp_path: Path) -> None:
+    settings = {"model.width": 4, "head.out_size": 8, "views.preset": "mild", "knn.every": 0, "snapshots.epochs": 0}
+    run = train("digits", tmp_path / "run", epochs=1, batch_size=512, settings=settings, progress=False)
+    before = run.checkpoint.stat().st_mtime_ns
+    assert train(out=run.path, resume=True, progress=False) == Run(run.path, unchanged=True)
+    assert run.checkpoint.stat().st_mtime_ns == before
+    longer = train(out=run.path, resume=True, epochs=3, progress=False)
+    assert not longer.unchanged
+    rows = longer.epochs()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert rows[0]["lr"] < rows[1]["lr"], "the schedule is that of three epochs from here on"
+    assert "`epochs` was 1 until now" in run.log.read_text(encoding="utf-8")
