@@ -110,7 +110,7 @@ def test_few_bits_and_a_low_temperature_stay_finite(dtype: torch.dtype) -> None:
     images, texts = (z.detach().to(dtype).requires_grad_() for z in batch())
     loss = SigLIPLoss(0.01, -10.0)(images, texts)
     loss.backward()
-    assert loss.isfinite()
+    torch.testing.assert_close(loss.double(), SigLIPLoss(0.01, -10.0).double()(images.double(), texts.double()), rtol=1e-3, atol=1e-3)
     assert images.grad is not None
     assert images.grad.isfinite().all()
 
