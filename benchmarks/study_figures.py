@@ -52,7 +52,7 @@ def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> 
 
 def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
     """Share of the gap between the base and attracting by the labels, each the mean over its seeds."""
-    return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure)
+    return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure, ATTRACTED)
 
 
 def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | None = None) -> str:
