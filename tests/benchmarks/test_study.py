@@ -325,7 +325,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
     traces = study_figures.the_map(rows)["data"]
     assert [len(trace["x"]) for trace in traces] == [1, 0, 1, 1]
     assert traces[0]["text"] == ["−0.5"]
-    assert traces[3]["text"] == ["glofnd +7.5"]
+    assert traces[3]["text"] == [" glofnd +7.5"]
 
 
 @pytest.mark.parametrize(("precision", "recall"), [(1.0, 0.1), (0.7, 0.7), (0.5, 1.0), (0.5, 0.1), (0.2, 0.2)])
