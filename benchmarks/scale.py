@@ -93,12 +93,12 @@ def held() -> list[Held]:
         return kf.Known(N, torch.stack((anchor, (anchor + torch.arange(PAIRS).repeat(N) + 1) % N), 1), symmetric=False)
 
     return [
-        Held("`PerSample`: u", "`sogclr`", "5·N", lambda N: 5 * N, lambda N: kf.SogCLR(N, 0.1)),
-        Held("the same, images and texts", "`sogclr-clip`, `fastclip`", "10·N", lambda N: 10 * N, lambda N: kf.BimodalSogCLR(N, 0.1)),
-        Held("thresholds, tracking", "`glofnd`", "24·N", lambda N: 24 * N + 4, lambda N: kf.GloFND(N, 0.01)),
-        Held("thresholds, Adam", "`glofnd`", "20·N", lambda N: 20 * N, lambda N: kf.GloFND(N, 0.01, rule="adam")),
-        Held("thresholds, SGD", "`glofnd`", "12·N", lambda N: 12 * N, lambda N: kf.GloFND(N, 0.01, rule="sgd")),
-        Held("one threshold for all", "`glofnd`, `shared`", "24", lambda N: 24, lambda N: kf.GloFND(N, 0.01, shared=True)),
+        Held("`PerSample`: u", "`sogclr`", "4·N", lambda N: 4 * N, lambda N: kf.SogCLR(N, 0.1)),
+        Held("the same, images and texts", "`sogclr-clip`, `fastclip`", "8·N", lambda N: 8 * N, lambda N: kf.BimodalSogCLR(N, 0.1)),
+        Held("thresholds, tracking", "`glofnd`", "12·N", lambda N: 12 * N, lambda N: kf.GloFND(N, 0.01)),
+        Held("thresholds, Adam", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(N, 0.01, rule="adam")),
+        Held("thresholds, SGD", "`glofnd`", "8·N", lambda N: 8 * N, lambda N: kf.GloFND(N, 0.01, rule="sgd")),
+        Held("one threshold for all", "`glofnd`, `shared`", "12", lambda N: 12, lambda N: kf.GloFND(N, 0.01, shared=True)),
         Held("two thresholds", "`ring:learned`", "32·N", lambda N: 32 * N, Boundaries),
         Held("`Bank`", "`ir`, `la`, `cmc`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, lambda N: Bank(N, D)),
         Held("`Collected`", "`ifnd`, `source=bank`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, collected),
@@ -113,11 +113,11 @@ def held() -> list[Held]:
 
 def steps() -> list[Sent]:
     return [
-        Sent("embeddings and ids", "`simclr`, `sogclr` and others without queue or bank", "2·B·(4·D + 8)", lambda b: 2 * b * (4 * D + 8)),
+        Sent("embeddings and ids", "`simclr`, `sogclr` and others without queue or bank", "8·B·(D + 3)", lambda b: 8 * b * (D + 3)),
         Sent("their gradient", "the same", "8·B·D", lambda b: 8 * b * D),
-        Sent("u", "`sogclr`", "13·B", lambda b: 13 * b),
-        Sent("thresholds, tracking", "`glofnd`", "40·B", lambda b: 40 * b),
-        Sent("two thresholds", "`ring:learned`", "40·B", lambda b: 40 * b),
+        Sent("u", "`sogclr`", "4·B", lambda b: 4 * b),
+        Sent("thresholds, tracking", "`glofnd`", "16·B", lambda b: 16 * b),
+        Sent("two thresholds", "`ring:learned`", "32·B", lambda b: 32 * b),
         Sent("rows of the queue", "`moco`, `pcl`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("rows of the bank", "`ir`, `la`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("collected embeddings", "`ifnd`, `source=bank`; `hierarchy`", "B·(8·D + 8)", lambda b: b * (8 * D + 8)),

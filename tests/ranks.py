@@ -1,14 +1,15 @@
-"""Starts the processes of rank tests.
+"""Starts the processes of tests: ranks, trainings that are killed, processes that hold a lock.
 
-`torch.multiprocessing.spawn` starts a fresh interpreter for every rank, which imports torch anew: some four seconds of CPU time each. The
-functions here fork them from one server process that has imported what the tests need and has done nothing else, so a rank starts in a
-few hundredths of a second and still shares no state with the tests.
+A fresh interpreter imports torch anew, which costs some four seconds of CPU time, and ten with the training. The functions here fork the
+processes from one server, which has imported what the tests need and has done nothing else. A process starts in a few hundredths of a
+second and shares no state with the tests. There is one server for each pytest process, so all tests must start it with the same list.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from torch.multiprocessing.spawn import start_processes
@@ -23,10 +24,35 @@ PRELOADED = [
     "kinfolk.frameworks",
     "kinfolk.detectors",
     "kinfolk.objectives",
+    "kinfolk.training.train",
+    "kinfolk.training.trainer",
+    "sklearn.datasets",
+    "faiss",
 ]
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 def spawn(function: Callable[..., None], args: tuple[Any, ...] = (), nprocs: int = 1) -> None:
     """Runs `function(rank, *args)` in `nprocs` processes and waits for them; an exception of one is raised here."""
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    _context()
     start_processes(function, args, nprocs, start_method="forkserver")  # type: ignore[no-untyped-call]
+
+
+def start(function: Callable[..., None], *args: Any) -> ForkServerProcess:
+    """Runs `function(*args)` in a process of its own and does not wait for it."""
+    process = _context().Process(target=function, args=args)
+    process.start()
+    return process
+
+
+def exit_codes(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> list[int]:
+    """Runs `function(*args)` for all `calls` side by side and waits; returns the exit codes (negative: the signal)."""
+    processes = [start(function, *args) for args in calls]
+    for process in processes:
+        process.join()
+    return [process.exitcode or 0 for process in processes]

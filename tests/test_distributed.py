@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from kinfolk import distributed
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle
 from kinfolk.objectives import NTXent, Objective, SogCLR
 from kinfolk.pairs import two_views
@@ -116,3 +118,22 @@ def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str
             torch.testing.assert_close(rank[name]["state"][key], value, msg=key)
             assert torch.equal(rank[name]["state"][key], ranks[0][name]["state"][key]), key
     assert torch.equal(sum(rank[name]["counts"] for rank in ranks), single["counts"])
+
+
+@pytest.mark.parametrize(("environment", "expected"), [({}, 2), ({"LOCAL_WORLD_SIZE": "4"}, 4), ({"TORCHELASTIC_RUN_ID": "7"}, 6)])
+def test_work_of_one_rank_has_the_threads_of_those_that_wait(
+    environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the machine's ranks; all cores where torchrun has set one thread by itself."""
+    used: list[int] = []
+    for name in ("LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"OMP_NUM_THREADS": "1", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    with distributed.threads_of_waiting_ranks():
+        assert used == [expected]
+    assert used == [expected, 1]

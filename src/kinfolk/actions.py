@@ -28,8 +28,8 @@ class Policy:
     hardness: float = 0.0
 
     def removes(self, graded: bool) -> bool:
-        """Whether kin leave the denominator altogether. `graded`: whether they have degrees, by which they then leave it with "reweight", and
-        with "attract" where attracted kin do not stay."""
+        """Whether kin leave the denominator altogether. `graded`: whether they have degrees, by which they then leave it with "reweight",
+        and with "attract" where attracted kin do not stay."""
         if self.action == "reweight":
             return self.kin_weight == 0 and not graded
         return self.action == "eliminate" or not (self.attracted_stay or graded)

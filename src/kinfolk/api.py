@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def train(
             are those of the run; given ones must agree with it. A larger `epochs` extends the run.
         overwrite: replaces the run in `out`. Files that no run wrote are kept.
         progress: shows a progress bar, or lines if there is no terminal.
-        report: writes `report.html`. Data passed as an array or a `Dataset` cannot be read again, so its report has no map.
+        report: writes `report.html`. Data passed as an array or a `Dataset` cannot be read again by a later `kinfolk report`.
 
     Returns:
         The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if it was finished already.
@@ -98,8 +99,8 @@ def train(
         progress=progress,
     )
     if report and run.rank == 0 and not run.unchanged:
-        write_report(run.path, progress=progress)
-    return run
+        write_report(run.path, run.images, progress=progress)
+    return replace(run, images=None)
 
 
 class Encoder(nn.Module):

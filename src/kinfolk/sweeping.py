@@ -68,7 +68,7 @@ def sweep(
     if not methods or not seeds or not all((settings or {}).values()):
         raise UsageError("a sweep needs at least one method, one seed and one value for each setting")
     names = combinations(methods, settings or {})
-    runs = []
+    runs: list[Run] = []
     for (name, (method, chosen)), seed in itertools.product(names.items(), seeds):
         folder = Path(out) / name / f"seed-{seed}"
         LOG.info("%s", f"{len(runs) + 1} of {len(names) * len(seeds)}: {folder}")

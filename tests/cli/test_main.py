@@ -14,7 +14,7 @@ from kinfolk.cli.app import app as application
 from kinfolk.errors import KinfolkError, UsageError
 
 HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
-VERBS = ("train", "eval", "embed", "report", "data", "methods", "cnce", "advise", "audit", "compare", "export")
+VERBS = ("train", "eval", "embed", "report", "data", "methods", "recipes", "cnce", "advise", "audit", "compare", "export", "sweep")
 
 
 def left(*arguments: str) -> int:
@@ -24,20 +24,28 @@ def left(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_imports_nothing_heavy() -> None:
+    """One fresh process shows all help pages and names, for each, the heavy packages that are loaded by then."""
+    commands = [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)]
     script = f"""
-import json, sys
+import contextlib, io, json, sys
 from kinfolk.cli import main
-try:
-    main({arguments!r})
-except SystemExit as left:
-    assert not left.code, left.code
-sys.stderr.write(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}})))
+heavy, shown = {{}}, {{}}
+for arguments in {commands!r}:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            main(arguments)
+        except SystemExit as left:
+            assert not left.code, left.code
+    shown[" ".join(arguments)] = out.getvalue()
+    heavy[" ".join(arguments)] = sorted({{name.partition(".")[0] for name in sys.modules}} & {HEAVY!r})
+print(json.dumps([shown, heavy]))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not set(json.loads(result.stderr)) & HEAVY
-    assert result.stdout.strip()
+    shown, heavy = json.loads(result.stdout)
+    assert heavy == {" ".join(arguments): [] for arguments in commands}
+    assert all(text.strip() for text in shown.values())
+    assert all(f"Usage: kinfolk {verb}" in shown[f"{verb} --help"] for verb in VERBS)
 
 
 def test_help_names_every_verb_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

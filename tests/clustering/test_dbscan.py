@@ -22,7 +22,7 @@ def clumps(number: int = 240, dim: int = 6, seed: int = 0) -> Tensor:
 def test_equals_scikit_learn(seed: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.cluster import DBSCAN
 
-    monkeypatch.setattr(import_module("kinfolk.clustering.dbscan"), "_BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(import_module("kinfolk.clustering.dbscan"), "_BLOCK_ELEMENTS", {"cpu": elements})
     z, radii = clumps(seed=seed), [0.25, 0.35, 0.5]
     for radius, found in zip(radii, dbscan(z, radii, nested=False), strict=True):
         other = DBSCAN(eps=radius, min_samples=4).fit(z.numpy())

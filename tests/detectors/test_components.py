@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.detectors import Components
+from kinfolk.detectors import Components, Oracle
 from kinfolk.detectors.components import components
 from kinfolk.objectives import NTXent
 from kinfolk.pairs import LEFT_OUT, Block
@@ -51,7 +51,7 @@ def test_equals_a_search_along_the_links(seed: int) -> None:
 
 
 def test_equal_similarities_leave_no_one_out() -> None:
-    assert components(torch.ones(9, 2), torch.arange(9)).unique().numel() == 1
+    assert len(set(components(torch.ones(9, 2), torch.arange(9)).tolist())) == 1
     assert components(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)).tolist() == [0, 0, 0]
 
 
@@ -61,10 +61,8 @@ def test_attracts_the_component_and_nothing_else(block_rows: int | None) -> None
     z1, z2 = (torch.randn(8, 4, dtype=torch.float64, generator=g) for _ in range(2))
     z = F.normalize(torch.stack((z1, z2), 1).flatten(0, 1), dim=1)
     key = components(z, torch.arange(8).repeat_interleave(2))[::2]
-    assert 1 < key.unique().numel() < 8
+    assert 1 < len(set(key.tolist())) < 8
     loss_fn = NTXent(0.3, detector=Components(), action="attract", block_rows=block_rows)
-    from kinfolk.detectors import Oracle
-
     expected = NTXent(0.3, detector=Oracle(key), action="attract")(z1, z2, torch.arange(8))
     torch.testing.assert_close(loss_fn(z1, z2, torch.arange(8)), expected)
 

@@ -143,15 +143,15 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
     pq.write_table(pa.table({"anchor": [0, 1], "kin": [1, 0]}), pairs)
     state = io.BytesIO()
     torch.save({"w": torch.arange(40.0)}, state)
-    picture = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(picture, "PNG")
+    image = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(image, "PNG")
     images = io.BytesIO()
     np.savez(images, images=np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8), labels=np.arange(20) % 3)
-    (room / "a.png").write_bytes(picture.getvalue())
+    (room / "a.png").write_bytes(image.getvalue())
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for number in range(3):
-            for suffix, content in ((".png", picture.getvalue()), (".txt", b"a caption"), (".cls", b"1")):
+            for suffix, content in ((".png", image.getvalue()), (".txt", b"a caption"), (".cls", b"1")):
                 info = tarfile.TarInfo(f"{number}{suffix}")
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
@@ -172,7 +172,7 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("table.csv", b"image,label,caption\na.png,1,one\na.png,2,two\n", _source),
         ("struct.parquet", struct_typed.getvalue(), _source),
         ("shard.tar", tar.getvalue(), _source),
-        ("picture.png", picture.getvalue(), _picture),
+        ("image.png", image.getvalue(), _picture),
         ("config.yaml", TrainConfig().to_yaml().encode(), _yaml),
         ("metrics.jsonl", b'{"epoch": 1, "step": 4, "loss": 1.0}\n' * 3, _metrics),
         ("state.pt", state.getvalue(), _state),
@@ -214,7 +214,7 @@ _source = _images
 
 
 def _picture(path: Path) -> object:
-    folder = path.parent / "pictures"
+    folder = path.parent / "images"
     folder.mkdir(exist_ok=True)
     path.replace(folder / path.name)
     return _images(folder)

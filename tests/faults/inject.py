@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from kinfolk.files import is_unfinished
+from tests.ranks import start
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -165,11 +165,7 @@ def arm(point: int, report: Path | None = None, number: int = signal.SIGKILL) ->
 def in_children(calls: list[tuple[Callable[..., None], tuple[Any, ...], dict[str, str]]], patience: float = 300.0) -> list[int | None]:
     """Calls functions, each with its arguments and additions to its environment, in processes side by side; returns their exit codes
     (negative: a signal). After `patience` seconds those that have not ended are killed, and None stands for their code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kinfolk.training.train", "kinfolk.training.trainer", "sklearn.datasets", "faiss"])
-    processes = [context.Process(target=_call, args=call) for call in calls]
-    for process in processes:
-        process.start()
+    processes = [start(_call, *call) for call in calls]
     until = time.monotonic() + patience
     codes: list[int | None] = []
     for process in processes:

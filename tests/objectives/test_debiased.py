@@ -53,7 +53,8 @@ def test_the_clamp_is_reached_and_left_in_one_batch() -> None:
 
 def test_nothing_known_is_ntxent_bit_for_bit() -> None:
     z1, z2 = views()
-    for settings in ({"prior": 0.0}, {"hardness": 0.0}, {"prior": 0.0, "hardness": 0.0}):
+    off: list[dict[str, Any]] = [{"prior": 0.0}, {"hardness": 0.0}, {"prior": 0.0, "hardness": 0.0}]
+    for settings in off:
         assert torch.equal(NTXent(0.3, **settings)(z1, z2), NTXent(0.3)(z1, z2))
     assert torch.equal(NTXent(0.3, prior=0.1, hardness=0.0)(z1, z2), NTXent(0.3, prior=0.1)(z1, z2))
     assert torch.equal(NTXent(0.3, decoupled=True)(z1, z2), NTXent(0.3, positive_in_denominator=False)(z1, z2))
@@ -72,7 +73,8 @@ def test_eliminated_kin_are_as_good_as_absent_whatever_the_weights() -> None:
     anchors, ids = z1[:1], torch.zeros(1, dtype=torch.int64)
     both = Pairs(anchors, z2[1:], z2[:1].unsqueeze(1), ids, torch.arange(1, 6))
     odd = Pairs(anchors, z2[1::2], z2[:1].unsqueeze(1), ids, torch.arange(1, 6, 2))
-    for settings in ({"hardness": 0.8}, {"prior": 0.05, "hardness": 0.8}):
+    wanted: list[dict[str, Any]] = [{"hardness": 0.8}, {"prior": 0.05, "hardness": 0.8}]
+    for settings in wanted:
         torch.testing.assert_close(NTXent(0.3, detector=Scripted(same_class(2)), **settings).on(both), NTXent(0.3, **settings).on(odd))
 
 

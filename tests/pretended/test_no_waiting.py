@@ -143,7 +143,7 @@ def test_a_broken_step_leaves_no_trace() -> None:
     assert all(torch.equal(value, after[name].held) for name, value in before.items())
 
 
-LAUNCHES = {
+LAUNCHES: dict[str, tuple[int, Callable[[], Any], bool]] = {
     "NTXent": (40, lambda: NTXent(temperature=0.1), False),
     "NTXent + GloFND": (88, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
     "SogCLR + GloFND": (115, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),

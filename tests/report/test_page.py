@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import kinfolk as kf
 from kinfolk.report import write_report
 from kinfolk.report.html import script_json
 from tests.report.browser import Opened, launched, open_page
@@ -228,3 +230,14 @@ def test_json_cannot_leave_its_element() -> None:
     text = script_json(["</script>", "<!--", "&amp;", "\u2028", "\udce9"])
     assert not set("<>&\u2028") & set(text)
     assert text.isascii()
+
+
+def test_the_report_of_a_training_reads_no_image_again(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (48, 16, 16, 3), dtype=np.uint8)
+    settings = {"model.name": "resnet10", "model.width": 4, "views.size": 16, "snapshots.epochs": 0}
+    run = kf.train(pixels, tmp_path / "run", epochs=1, batch_size=16, settings=settings, progress=False)
+    assert run.images is None, "the caller does not hold the pixels"
+    text = (run.path / "report.html").read_text(encoding="utf-8")
+    assert 'id="plot-map"' in text, "an array cannot be read again, so the images came from the training"
+    assert "There is no map in this report" not in text
+    assert "There is no gallery of kin in this report" not in text

@@ -1,11 +1,7 @@
-"""Trainings in processes of their own, which end themselves at a chosen moment as a power cut or a scheduler would.
-
-The processes are forked from a server that has imported everything once, so that each costs a second and not ten.
-"""
+"""Trainings in processes of their own, which end themselves at a chosen moment as a power cut or a scheduler would."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -13,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.ranks import exit_codes
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -79,16 +77,7 @@ def run_ranks(out: Path, *moments: str, resume: bool = False, **more: Any) -> li
 
 
 def _run(children: list[tuple[str, dict[str, str]]], out: Path, each_step: bool, resume: bool, more: dict[str, Any]) -> list[int]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kinfolk.training.train", "kinfolk.training.trainer", "sklearn.datasets"])
-    processes = [
-        context.Process(target=_child, args=(str(out), moment, each_step, resume, environment, more)) for moment, environment in children
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return [process.exitcode or 0 for process in processes]
+    return exit_codes(_child, [(str(out), moment, each_step, resume, environment, more) for moment, environment in children])
 
 
 def training(out: Path, *, each_step: bool = False, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures with captions for the tests, and settings of a small training on them."""
+"""Images with captions for the tests, and settings of a small training on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = {
 
 
 def write_pairs(root: Path, count: int, captions: int = 2) -> Path:
-    """A table of `count` pictures, each of one colour with a bright corner, with `captions` rows each; a quarter is for testing."""
+    """A table of `count` images, each of one colour with a bright corner, with `captions` rows each; a quarter is for testing."""
     random = np.random.default_rng(0)
     rows = []
     for number in range(count):

@@ -40,8 +40,8 @@ def test_a_mapping_sets_the_same_as_texts() -> None:
     [
         ("optimizer.lrr=1", ["`optimizer.lrr`", "did you mean lr", "weight_decay"]),
         ("epoch=1", ["`epoch`", "did you mean epochs", "batch_size"]),
-        ("lr=1", ["`lr`", "`optimizer.lr`"]),
-        ("optimzer.lr=1", ["`optimzer`", "did you mean optimizer?"]),
+        ("lr=1", ["`lr`", "did you mean optimizer.lr?"]),
+        ("optimzer.lr=1", ["`optimzer`", "did you mean optimizer"]),
         ("epochs.lr=1", ["`epochs` is not a section"]),
         ("optimizer=1", ["`optimizer` is a section"]),
         ("optimizer.lr=-1", ["`optimizer.lr` (=-1)", "greater than 0"]),

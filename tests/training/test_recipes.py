@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +25,7 @@ from tests.training.pairs_of import write_pairs
 
 TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
 SMALL = {"framework.queue_size": 6, "framework.warmup_epochs": 0, "framework.num_clusters": [2, 3], "detector.num_clusters": [2, 3]}
-"""What takes the place of a recipe's own for 24 pictures."""
+"""What takes the place of a recipe's own for 24 images."""
 
 
 def test_the_recipes_are_there() -> None:
@@ -49,8 +52,8 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x, y = random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8), np.arange(24) % 3
     recipe = load_recipe(name)
-    data = tmp_path / ("pictures" if recipe.data.labels_from_folders else "pictures.npz")
-    if "clip" in recipe.method:
+    data = tmp_path / ("images" if recipe.data.labels_from_folders else "images.npz")
+    if learns_from_text(recipe):
         data = write_pairs(tmp_path / "captions", 32, captions=1)
     elif recipe.data.labels_from_folders:
         for i in range(24):
@@ -59,12 +62,15 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     else:
         np.savez(data, x_train=x, y_train=y)
     settings: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "views.size": 16, "optimizer.warmup_epochs": 1}
-    if "clip" in recipe.method:
+    if learns_from_text(recipe):
         settings |= {"text.name": "transformer", "text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 12, "head.layers": 1}
     if "start_epoch" in recipe.detector:
         settings["detector.start_epoch"] = 0
     if "num_clusters" in recipe.detector and "schedule" in recipe.detector:
         settings["detector.schedule"] = "constant"
+    if "+guide" in recipe.method:
+        np.save(tmp_path / "features.npy", random.normal(size=(24, 4)).astype(np.float16))
+        settings["detector.features"] = str(tmp_path / "features.npy")
     for key, value in SMALL.items():
         section, _, name_ = key.partition(".")
         if getattr(recipe, section).get(name_):
@@ -80,13 +86,33 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     assert ("flagged" in row) == ("+" in recipe.method or recipe.method == "la")  # which has a detector of its own
 
 
+FEATURES = Path(tempfile.mkdtemp()) / "features.npy"
+"""Those of a guide, for 200,000 samples."""
+
+
+class Data(SimpleNamespace):
+    """As much of the data as a framework is built from."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def guide() -> Iterator[None]:
+    np.save(FEATURES, np.ones((200_000, 2), dtype=np.float16))
+    yield
+    shutil.rmtree(FEATURES.parent)
+
+
 def framework_of(name: str, **settings: Any) -> Framework:
     """That of a recipe for 200,000 samples, with small networks."""
     small = {"model.name": "resnet10", "model.width": 4, "model.stem": "cifar", "model.init": None, "head.out_size": 4, "views.size": 16}
     small |= {"text.name": "transformer", "text.layers": 1, "text.width": 8, "text.heads": 1, "text.pretrained": False}
-    known = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
+    known: dict[str, Any] = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
+    known |= {"detector.features": str(FEATURES)} if "+guide" in load_recipe(name).method else {}
     config = assemble(None, name, {}, {**small, **known, **settings})
-    data: Any = SimpleNamespace(num_train=200_000, labels=torch.arange(200_000) % 10)
+    keys = SimpleNamespace(keys=[""] * 200_000)
+    data: Any = Data(num_train=200_000, labels=torch.arange(200_000) % 10, samples=keys)
     framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
     framework.set_progress(0, config.epochs)
     return framework

@@ -83,7 +83,7 @@ def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypat
     def embedded(framework: Framework, data: ImageData, views: Any, number: int, **options: Any) -> Tensor:
         before = {name: value.clone() for name, value in framework.state_dict().items()}
         found = original(framework, data, views, number, **options)
-        assert number == data.num_train < len(data), "the test pictures are left alone"
+        assert number == data.num_train < len(data), "the test images are left alone"
         alike = {name: options[name] for name in ("autocast", "projected")}
         assert torch.equal(found, embed(framework, data, views, torch.arange(number), **alike))
         assert framework.encoder.training

@@ -33,10 +33,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 + 16 pictures of 8×8, two classes."""
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 + 16 images of 8×8, two classes."""
     random = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("data") / "pictures.npz"
+    path = tmp_path_factory.mktemp("data") / "images.npz"
     x, y = random.integers(0, 256, (80, 8, 8, 3), dtype=np.uint8), np.arange(80) % 2
     x[y == 1] //= 4
     np.savez(path, x_train=x[:64], y_train=y[:64], x_test=x[64:], y_test=y[64:])
@@ -49,8 +49,8 @@ def tiny(data: Any, out: Path, **more: Any) -> Run:
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_detector_that_will_flag_nothing_is_told_before_the_first_step(pictures: Path, tmp_path: Path, epochs: int) -> None:
-    run = tiny(pictures, tmp_path / "run", epochs=epochs, method="simclr+fnc", settings={"detector.start_epoch": 1})
+def test_a_detector_that_will_flag_nothing_is_told_before_the_first_step(images: Path, tmp_path: Path, epochs: int) -> None:
+    run = tiny(images, tmp_path / "run", epochs=epochs, method="simclr+fnc", settings={"detector.start_epoch": 1})
     lines = run.log.read_text(encoding="utf-8").splitlines()
     told = [line for line in lines if "simclr+fnc will flag nothing" in line]
     assert len(told) == (epochs == 1)
@@ -59,9 +59,9 @@ def test_a_detector_that_will_flag_nothing_is_told_before_the_first_step(picture
         assert lines.index(told[0]) < next(number for number, line in enumerate(lines) if "epoch 1/1" in line)
 
 
-def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
+def test_what_a_run_leaves_behind(images: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
-    run = tiny(pictures, tmp_path / "run", epochs=2, method="simclr+oracle", seed=3)
+    run = tiny(images, tmp_path / "run", epochs=2, method="simclr+oracle", seed=3)
     assert torch.equal(torch.random.get_rng_state(), state), "the caller's random numbers are not touched"
     assert sorted(path.name for path in run.path.iterdir()) == [
         "checkpoints",
@@ -76,9 +76,9 @@ def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
         "train.log",
     ]
     config = TrainConfig.load(run.config)
-    assert (config.method, config.seed, config.data.source, config.trainer.devices) == ("simclr+oracle", 3, str(pictures), 1)
+    assert (config.method, config.seed, config.data.source, config.trainer.devices) == ("simclr+oracle", 3, str(images), 1)
     assert config.framework["temperature"] == 0.2, "the method's defaults are written out"
-    assert config.data.image_size == 8, "the pictures are no larger"
+    assert config.data.image_size == 8, "the images are no larger"
     assert config.trainer.precision != "auto"
     first, last = run.epochs()
     assert (first["epoch"], first["step"], last["epoch"], last["step"]) == (1, 2, 2, 4)
@@ -94,8 +94,8 @@ def test_what_a_run_leaves_behind(pictures: Path, tmp_path: Path) -> None:
     assert any((run.path / "tensorboard").iterdir())
 
 
-def test_lines_are_shown_without_a_terminal(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny(pictures, tmp_path / "run", progress=True)
+def test_lines_are_shown_without_a_terminal(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny(images, tmp_path / "run", progress=True)
     shown = capsys.readouterr().err.splitlines()
     assert shown[0].startswith("simclr on 64 samples for 1 epoch,")
     assert "epoch 1/1  loss" in shown[9]
@@ -103,11 +103,11 @@ def test_lines_are_shown_without_a_terminal(pictures: Path, tmp_path: Path, caps
     assert len(shown) == 11, "eight lines of settings, an epoch, the end; Lightning is silent"
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another(pictures: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_another(images: Path, tmp_path: Path) -> None:
     losses = []
     for i, seed in enumerate((1, 1, 2)):
         torch.rand(i)
-        losses.append(tiny(pictures, tmp_path / str(i), seed=seed).epochs()[0]["loss"])
+        losses.append(tiny(images, tmp_path / str(i), seed=seed).epochs()[0]["loss"])
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -139,6 +139,7 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
     [
         ({"batch_size": 1}, r"`batch_size` \(=1\) must be greater than or equal to 2"),
         ({"method": "simclrr"}, "simclr"),
+        ({"method": "glofnd"}, r"glofnd is a detector; write it after a framework, as in simclr\+glofnd"),
         ({"method": "simclr+glofn"}, "glofnd"),
         ({"method": "simclr+glofnd", "settings": {"detector.alpha": 2}}, r"`alpha` \(=2.0\) must be in \[0, 1\]"),
         ({"method": "simclr+glofnd", "settings": {"detector.alhpa": 0.5}}, "did you mean alpha"),
@@ -156,35 +157,35 @@ def test_arrays_and_data_without_labels(tmp_path: Path) -> None:
         ({"resume": True, "overwrite": True}, "exclude each other"),
     ],
 )
-def test_wrong_use_is_refused_before_anything_is_written(more: dict[str, Any], words: str, pictures: Path, tmp_path: Path) -> None:
+def test_wrong_use_is_refused_before_anything_is_written(more: dict[str, Any], words: str, images: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        tiny(pictures, tmp_path / "run", **more)
+        tiny(images, tmp_path / "run", **more)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_existing_run_is_kept_unless_overwritten(pictures: Path, tmp_path: Path) -> None:
-    run = tiny(pictures, tmp_path / "run")
+def test_an_existing_run_is_kept_unless_overwritten(images: Path, tmp_path: Path) -> None:
+    run = tiny(images, tmp_path / "run")
     (run.path / "notes.txt").write_text("mine")
     before = run.metrics.read_bytes()
     with pytest.raises(UsageError, match="already holds a run"):
-        tiny(pictures, run.path)
+        tiny(images, run.path)
     with pytest.raises(UsageError, match="num_clusters"):
-        tiny(pictures, run.path, overwrite=True, method="simclr+ifnd", settings={"detector.num_clusters": [64]})
+        tiny(images, run.path, overwrite=True, method="simclr+ifnd", settings={"detector.num_clusters": [64]})
     assert run.metrics.read_bytes() == before, "a mistake with overwrite costs nothing"
-    tiny(pictures, run.path, overwrite=True, seed=5)
+    tiny(images, run.path, overwrite=True, seed=5)
     assert TrainConfig.load(run.config).seed == 5
     assert len(run.epochs()) == 1
     assert (run.path / "notes.txt").exists()
 
 
-def test_a_resumed_run_must_be_the_same(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = interrupted(pictures, tmp_path / "run", monkeypatch)
+def test_a_resumed_run_must_be_the_same(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = interrupted(images, tmp_path / "run", monkeypatch)
     for more, key in (({"seed": 9}, "seed"), ({"batch_size": 16}, "batch_size"), ({"settings": {"optimizer.lr": 0.5}}, "optimizer.lr")):
         with pytest.raises(UsageError, match=rf"`{key}` \(=.*\) was .* when the run began"):
             train(out=run.path, resume=True, progress=False, **more)
     monkeypatch.chdir(tmp_path)
-    x = dict(np.load(pictures))
+    x = dict(np.load(images))
     x["x_train"][7, 0, 0, 0] ^= 1
     np.savez(tmp_path / "changed.npz", **x)
     with pytest.raises(KinfolkError, match=r"the data has changed.*7"):
@@ -220,7 +221,7 @@ def interrupted(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, calls = BatchFramework.forward, []
 
@@ -230,7 +231,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
 
     monkeypatch.setattr(BatchFramework, "forward", failing)
     with pytest.raises(NonFiniteLossError, match=r"the loss of sogclr is nan at step 3 \(epoch 2, batch 2\)") as caught:
-        tiny(pictures, tmp_path / "run", method="sogclr", epochs=3)
+        tiny(images, tmp_path / "run", method="sogclr", epochs=3)
     assert f"Sample ids of the batch: {', '.join(map(str, calls[3]))}" in str(caught.value)
     state = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert state["kinfolk"]["step"] == 2
@@ -240,26 +241,26 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert [row["step"] for row in run.epochs()] == [2, 4, 6]
 
 
-def test_accumulation_steps_less_and_says_that_it_adds_no_negatives(pictures: Path, tmp_path: Path) -> None:
-    run = tiny(pictures, tmp_path / "run", batch_size=16, settings={"trainer.accumulate": 3})
+def test_accumulation_steps_less_and_says_that_it_adds_no_negatives(images: Path, tmp_path: Path) -> None:
+    run = tiny(images, tmp_path / "run", batch_size=16, settings={"trainer.accumulate": 3})
     assert run.epochs()[0]["step"] == 2, "four batches: three, and the last one"
     assert "adds no negatives" in run.log.read_text(encoding="utf-8")
 
 
-def test_a_queue_as_large_as_the_data_is_warned_of_in_one_line(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny(pictures, tmp_path / "run", method="moco", progress=True)
+def test_a_queue_as_large_as_the_data_is_warned_of_in_one_line(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny(images, tmp_path / "run", method="moco", progress=True)
     lines = [line for line in run.log.read_text(encoding="utf-8").splitlines() if "WARNING" in line]
     assert len(lines) == 1
     assert lines[0].endswith("choose a smaller queue")
     assert capsys.readouterr().err.count("is not smaller than the data set") == 1
-    run = tiny(pictures, tmp_path / "small", method="moco", settings={"framework.queue_size": 40})
+    run = tiny(images, tmp_path / "small", method="moco", settings={"framework.queue_size": 40})
     assert "WARNING" not in run.log.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("method", "advice"), [("pcl", "choose a shorter warm-up"), ("la", "of 2; start it earlier")])
-def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, advice: str, pictures: Path, tmp_path: Path) -> None:
+def test_a_warm_up_as_long_as_the_training_is_warned_of_in_one_line(method: str, advice: str, images: Path, tmp_path: Path) -> None:
     settings = {"framework.warmup_epochs": 2, **({"framework.queue_size": 0} if method == "pcl" else {})}
-    run = tiny(pictures, tmp_path / "run", method=method, epochs=2, settings=settings)
+    run = tiny(images, tmp_path / "run", method=method, epochs=2, settings=settings)
     lines = [line for line in run.log.read_text(encoding="utf-8").splitlines() if "WARNING" in line]
     assert len(lines) == 1
     assert lines[0].endswith(advice)
@@ -279,9 +280,9 @@ def test_refused_files_are_listed_and_told(tmp_path: Path, capsys: pytest.Captur
     assert "broken.png" in run.quarantine.read_text(encoding="utf-8")
 
 
-def test_the_rate_warms_up_and_falls(pictures: Path, tmp_path: Path) -> None:
+def test_the_rate_warms_up_and_falls(images: Path, tmp_path: Path) -> None:
     settings = {"optimizer.lr": 0.8, "optimizer.lr_scaling": "linear", "optimizer.warmup_epochs": 2}
-    rates = [row["lr"] for row in tiny(pictures, tmp_path / "run", epochs=4, settings=settings).epochs()]
+    rates = [row["lr"] for row in tiny(images, tmp_path / "run", epochs=4, settings=settings).epochs()]
     assert rates == pytest.approx([0.1 * 0.75, 0.1, 0.05, 0.0])  # 0.8·32/256; the rate of the step to come
 
 
@@ -299,8 +300,8 @@ def test_channels_last_is_left_where_it_crashes() -> None:
     assert not _crashes_channels_last(torch.nn.Sequential(torch.nn.Conv2d(16, 8, 1, stride=2), torch.nn.Conv2d(3, 8, 3, stride=2)))
 
 
-def test_metrics_are_json(pictures: Path, tmp_path: Path) -> None:
-    run = tiny(pictures, tmp_path / "run", settings={"knn.every": 0, "trainer.loggers": []})
+def test_metrics_are_json(images: Path, tmp_path: Path) -> None:
+    run = tiny(images, tmp_path / "run", settings={"knn.every": 0, "trainer.loggers": []})
     assert not (run.path / "tensorboard").exists()
     (line,) = run.metrics.read_text(encoding="utf-8").splitlines()
     assert "knn" not in json.loads(line)

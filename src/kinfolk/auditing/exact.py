@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -243,6 +243,29 @@ class _BlockSearch:
             at += len(ids)
 
 
+class _DeviceSearch:
+    """Computes the results of one block of rows on an accelerator from full rows, the largest of which are copied to the host."""
+
+    def __init__(self, features: Features, k: int, nearest: int, level: float, device: torch.device) -> None:
+        self.k, self.nearest, self.level = k, nearest, level
+        self.columns_M = torch.from_numpy(similarity_spread.column_sample(len(features))).to(device)
+        parts = [features.rows(first, first + COLUMNS) for first in range(0, len(features), COLUMNS)]
+        self.unit_ND = torch.cat([torch.from_numpy(part).to(device) for part in parts])
+
+    def block(self, start: int) -> list[tuple[Ints, Selection]]:
+        """Results of the rows from `start` on; as `_BlockSearch.block`."""
+        rows_RD = self.unit_ND[start : start + ROWS]
+        sim_RN = (rows_RD @ self.unit_ND.T).clamp_(max=1)
+        sim_RN.diagonal(start).fill_(-torch.inf)
+        sampled_RM = sim_RN[:, self.columns_M].sort(1).values
+        median_R, low_R = (sampled_RM[:, place] for place in similarity_spread.order_statistics(len(self.columns_M)))
+        bound_R = median_R + self.level * (median_R - low_R).clamp_(min=1e-6)
+        above_R = (sim_RN > bound_R.unsqueeze(1)).sum(1)
+        top_RS = sim_RN.topk(max(self.k + 1, self.nearest), 1)
+        found = select(top_RS.values.cpu().numpy(), top_RS.indices.cpu().numpy(), self.k, self.nearest, bound_R.cpu().numpy())
+        return [(np.arange(start, start + len(rows_RD)), replace(found, above_bound_R=above_R.cpu().numpy()))]
+
+
 def exact_kin(
     features: Features,
     alpha: float,
@@ -252,14 +275,20 @@ def exact_kin(
     *,
     workers: int | None = None,
     progress: bool = False,
+    device: torch.device | None = None,
 ) -> Kin:
-    """Thresholds, nearest neighbours and flagged pairs of all samples; `level` is the z of `similarity_spread` for α_i."""
+    """Thresholds, nearest neighbours and flagged pairs of all samples; `level` is the z of `similarity_spread` for α_i. `device`: where to
+    compute; None: a GPU where there is one, otherwise the CPU, on several threads."""
     num = len(features)
     nearest = min(nearest, num - 1)
-    search = _BlockSearch(features, num_kin(alpha, num - 1), nearest, level)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     kin = Kin.empty(num, nearest)
     starts = range(0, num, ROWS)
-    for parts in show_progress(_on_threads(search, starts, workers), len(starts), "Comparing all samples", enabled=progress):
+    if device.type == "cpu":
+        blocks = _on_threads(_BlockSearch(features, num_kin(alpha, num - 1), nearest, level), starts, workers)
+    else:
+        blocks = map(_DeviceSearch(features, num_kin(alpha, num - 1), nearest, level, device).block, starts)
+    for parts in show_progress(blocks, len(starts), "Comparing all samples", enabled=progress):
         for ids_R, found in parts:
             kin.write(ids_R, found, labels_N)
     return kin

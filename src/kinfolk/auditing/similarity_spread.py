@@ -47,10 +47,15 @@ def sampled_rows(rows_RD: Floats, ids_R: Ints, columns_MD: Floats, columns_M: In
     return sim_RM
 
 
+def order_statistics(num: int) -> tuple[int, int]:
+    """Places, among `num` similarities in growing order, of the median and of the quantile one standard deviation below it."""
+    return num // 2, min(max(1, round(LOW * num)), num // 2)
+
+
 def spread(sim_RM: Floats, rank: int = 1) -> tuple[Floats, Floats, Floats]:
     """(R,), (R,), (R,) median, spread of the lower half, and `rank`-th largest value of sampled similarities."""
     num = sim_RM.shape[1]
-    middle, low, high = num // 2, min(max(1, round(LOW * num)), num // 2), num - min(rank, num)
+    (middle, low), high = order_statistics(num), num - min(rank, num)
     halves = np.partition(sim_RM, middle, axis=1)  # one rank at a time, since numpy is slow with several
     median_R, low_R = halves[:, middle], np.partition(halves[:, : middle + 1], low, axis=1)[:, low]
     first = middle if high >= middle else 0

@@ -132,7 +132,7 @@ def _alpha_sentence(audit: Audit) -> str:
 
 
 def _precision_sentence(audit: Audit, precision: float, measured: bool) -> str:
-    how = "measured with the labels" if measured else "estimated without labels and usually too high; check the gallery"
+    how = "measured with the labels" if measured else "a rough estimate without labels; check the gallery"
     return f"At α = {audit.alpha:g} about {precision:.0%} of the flagged pairs are right ({how})."
 
 

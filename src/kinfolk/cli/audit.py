@@ -216,6 +216,7 @@ def _sizes(text: str) -> list[int]:
 def _save(found: Audit, out: Path, given: AuditInput) -> None:
     from rich.text import Text
 
+    from kinfolk.auditing.guide_advice import guide_advice
     from kinfolk.auditing.page import lead, tiles
     from kinfolk.auditing.verdict import verdict
     from kinfolk.cli.options import plain_table, screen
@@ -233,5 +234,8 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
     for sentence in decided.sentences:
         console.print(Text(printable(sentence)), soft_wrap=False)
     console.print(f"\nNext: {decided.command}", markup=False)
+    sentence, command = guide_advice(found, given.features, given.data)
+    console.print(Text(printable(sentence)), soft_wrap=False)
+    console.print(f"Guided: {command}", markup=False)
     console.print(f"Page: {out / 'audit.html'}", markup=False)
     console.print(f"Pairs: {out / 'pairs.parquet'} (for `kinfolk train --method simclr+known --known-kin`)", markup=False)

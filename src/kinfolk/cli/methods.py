@@ -25,8 +25,10 @@ def methods(debug: Debug = False) -> None:
     from kinfolk.cli.options import screen
     from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
+    from kinfolk.plugins import load_plugins
     from kinfolk.training.recipes import recipe_names, recipe_summary
 
+    load_plugins()
     console = screen()
     parts = ("name", "paper", "needs")
     frameworks = [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()]

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from kinfolk.stores.per_sample import Exact
 
-_BLOCK_ELEMENTS = 1 << 22
+_BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 28}
+"""Similarities held at a time."""
 
 
 @torch.no_grad()
@@ -49,7 +50,7 @@ def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, ne
     unit_ND = F.normalize(features.float(), dim=1)
     near = [1 - r * r / 2 for r in radii]
     number, device = len(unit_ND), unit_ND.device
-    rows = max(1, _BLOCK_ELEMENTS // max(number, 1))
+    rows = _block_rows(number, device)
     blocks = [(start, unit_ND[start : start + rows]) for start in range(0, number, rows)]
     core_RN = torch.zeros(len(near), number, dtype=torch.bool, device=device)
     for start, block in blocks:
@@ -73,6 +74,11 @@ def dbscan(features: Tensor, radii: Sequence[float], *, min_samples: int = 4, ne
     noise_RN = anchor_RN < 0
     own_N = torch.arange(number, device=device)
     return torch.where(noise_RN, own_N, part_RN.gather(1, anchor_RN.clamp(min=0)))
+
+
+def _block_rows(number: int, device: torch.device) -> int:
+    """Rows of a block of similarities to so many samples."""
+    return max(1, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // max(number, 1))
 
 
 def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
@@ -109,7 +115,6 @@ def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tens
     return first[component[part_N]]
 
 
-_radii_BLOCK_ELEMENTS = 1 << 22
 _LOOKED_AT = 1 << 14
 """Samples whose neighbours are counted, evenly spread: enough for a hundredth of them."""
 _FOLLOWED = 1 << 11
@@ -229,7 +234,7 @@ def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor
     unit_ND = F.normalize(features.float(), dim=1)
     kth = min(min_samples, len(unit_ND))
     found = []
-    for place_b in torch.split(places_n, max(1, _radii_BLOCK_ELEMENTS // max(len(unit_ND), 1))):
+    for place_b in torch.split(places_n, _block_rows(len(unit_ND), unit_ND.device)):
         sim_bN = unit_ND[place_b] @ unit_ND.T
         sim_bN.scatter_(1, place_b.unsqueeze(1), 1.0)
         found.append((2 - 2 * sim_bN.topk(kth, 1).values[:, -1]).clamp(min=0).sqrt())

@@ -24,7 +24,7 @@ from kinfolk.errors import KinfolkError
 
 _ROUNDS, _TRIALS = 256, 16
 """Draws of k-means++, and samples tried in each: twelve groups whose members are half as far apart as the groups are still found."""
-_BLOCK_ELEMENTS = {"cpu": 1 << 20, "default": 1 << 28}
+_BLOCK_ELEMENTS = {"cpu": 1 << 18, "default": 1 << 28}
 """Similarities of samples to centroids at a time."""
 _MIN_ROWS = 64
 _DRAW_ELEMENTS = 1 << 22
@@ -173,19 +173,21 @@ def torch_kmeans(
 def lloyd_iterations(rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False) -> Tensor:
     """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's where they are `shared`.
 
-    An empty cluster takes half of one of the largest: both halves start next to each other and part in the next iteration.
+    An empty cluster takes half of one of the largest: both halves start next to each other and part in the next iteration. On a CPU it
+    ends when nothing changes any more; on an accelerator the host would have to wait to know.
     """
     number, size = centroids_KF.shape
     sign_F = 1 - 2 * (torch.arange(size, device=centroids_KF.device) % 2)
     for _ in range(iterations):
-        sums_KG = centroids_KF.new_zeros(number, size + 1)  # the last column counts
+        before_KF = centroids_KF
+        sums = centroids_KF.new_zeros(number * size + number)  # of the rows of each cluster, and their numbers: one collective for both
+        sums_KF, count_K = sums[: number * size].view(number, size), sums[number * size :]
         for rows_RF, label_R in assignments(rows_SF, centroids_KF):
-            sums_KG[:, :size].index_add_(0, label_R, rows_RF)
-            sums_KG[:, size].index_add_(0, label_R, torch.ones_like(rows_RF[:, 0]))
+            sums_KF.index_add_(0, label_R, rows_RF)
+            count_K.index_add_(0, label_R, torch.ones_like(rows_RF[:, 0]))
         if shared:
-            dist.all_reduce(sums_KG)
-        count_K = sums_KG[:, size]
-        centroids_KF = sums_KG[:, :size] / count_K.clamp(min=1).unsqueeze(1)
+            dist.all_reduce(sums)
+        centroids_KF = sums_KF / count_K.clamp(min=1).unsqueeze(1)
         empty_K = count_K == 0
         largest_K = count_K.argsort(descending=True, stable=True)
         donor_K = largest_K[empty_K.cumsum(0).sub_(1).clamp_(min=0)]
@@ -195,6 +197,8 @@ def lloyd_iterations(rows_SF: Tensor, centroids_KF: Tensor, iterations: int, sph
         centroids_KF = torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
         if spherical:
             centroids_KF = F.normalize(centroids_KF, dim=1)
+        if centroids_KF.device.type == "cpu" and torch.equal(centroids_KF, before_KF):
+            break
     return centroids_KF
 
 
@@ -202,7 +206,7 @@ def assignments(rows_SF: Tensor, centroids_KF: Tensor) -> Iterator[tuple[Tensor,
     """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the nearest centroid of every row."""
     device, number = centroids_KF.device, len(centroids_KF)
     half_K = centroids_KF.square().sum(1).mul_(-0.5)
-    step = max(_MIN_ROWS, _BLOCK_ELEMENTS.get(device.type, _BLOCK_ELEMENTS["default"]) // number)
+    step = max(_MIN_ROWS, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // number)
     score_RK = torch.empty(min(step, len(rows_SF)), number, device=device)
     for rows_RF in torch.split(rows_SF, step):
         rows_RF = rows_RF.to(device, torch.float32)

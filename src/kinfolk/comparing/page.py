@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from kinfolk.comparing.table import Comparison
 
 
-def render(comparison: Comparison) -> str:
-    """The text of the page."""
-    from kinfolk.comparing.table import cell
-
-    records, columns = comparison.records, comparison.columns
+def render(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """The text of the page. `rows` are the method and the cells of each row of the table."""
     panels = [*_gain_panel(comparison), _value_panel(comparison)]
     return html.compose(
         ("kinfolk.comparing", "compare.html"),
@@ -26,8 +23,8 @@ def render(comparison: Comparison) -> str:
         sections=[("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")],
         sentences=comparison.sentences(),
         panels=panels,
-        heads=[column.head for column in columns],
-        rows=[(record["method"], [cell(record, column) for column in columns]) for record in records],
+        heads=[column.head for column in comparison.columns],
+        rows=rows,
         caption=caption(comparison),
         notes=comparison.notes,
         figure=comparison.figure,

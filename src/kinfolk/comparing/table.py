@@ -91,7 +91,7 @@ class Comparison:
         if kind == "html":
             from kinfolk.comparing.page import render
 
-            return render(self)
+            return render(self, [(record["method"], [cell(record, column) for column in self.columns]) for record in self.records])
         if kind not in WRITERS:
             raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(WRITERS)}, html")
         return WRITERS[kind](self.records, self.columns)

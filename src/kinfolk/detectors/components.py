@@ -22,9 +22,9 @@ _CHUNK_ELEMENTS = 1 << 22
 class Components(Detector):
     """Kin are the candidates in the anchor's connected component of the graph that links each sample of the batch to its nearest.
 
-    The similarity of two samples is the highest of their views. An anchor whose sample is not among the candidates, as with a queue, belongs
-    to the component of the nearest of them. No state, no settings: components have some two to ten samples, however many the batch has. One
-    product of all candidates with each other a step: meant for a batch, slow for a long queue.
+    The similarity of two samples is the highest of their views. An anchor whose sample is not among the candidates, as with a queue,
+    belongs to the component of the nearest of them. No state, no settings. One product of all candidates with each other a step: meant for
+    a batch, slow for a long queue.
 
     Deviates from the paper in: the graph is one of samples, whose components both views share, where the paper has one graph for each view
     and swaps their labels.

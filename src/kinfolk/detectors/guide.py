@@ -37,7 +37,7 @@ class Guide(Detector):
         temperature   every candidate is kin, with the degree exp((s_ij − 1) / t_g)
 
     With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g), the own positive with s = 1: X-CLR's
-    targets. The features are only read. On a CPU the file stays mapped into memory, so that a step reads the batch's rows and no more; on an
+    targets. The features are only read. On a CPU the file stays mapped into memory, so that a step reads only the batch's rows; on an
     accelerator they move there, in the precision of the file. No state: features are data, so they are not in `state_dict()`.
 
     Without features, a framework of images and captions takes the candidates' own modality as the guide: an image's candidate captions are

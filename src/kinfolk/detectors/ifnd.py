@@ -27,7 +27,8 @@ from kinfolk.clustering.confidence import (
 )
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.kinship import Keys, Roles
+from kinfolk.detectors.shared_labels import same_label
+from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Collected
 
@@ -166,13 +167,7 @@ class IFND(Detector):
     def find(self, block: Block) -> Found:
         if not self._anybody:
             return Found((Roles(),))
-        labels_LR, labels_LC = self._accepted(block.row_ids), self._accepted(block.candidate_ids)
-        return Found(tuple(Roles(kin=Keys(labels_LR[i : i + 1], labels_LC[i : i + 1])) for i in range(len(labels_LR))))
-
-    def _accepted(self, ids: Tensor) -> Tensor:
-        """(L, …) the labels of samples, −1 where not accepted."""
-        labels = self.labels[:, ids]
-        return torch.where(labels < self._number_L1, labels, -1)
+        return Found(tuple(Roles(kin=same_label(self.labels, block, level)) for level in range(len(self.labels))))
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         assert self.collected is not None

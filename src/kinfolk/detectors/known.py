@@ -104,8 +104,7 @@ def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, 
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table of known kin ({first_line(error)})") from error
     # The keys of an array are only row numbers, which fit any other array: its pairs are matched by the number of samples.
-    named = keys is not None and {"anchor_key", "kin_key"} <= set(table.column_names) and not re.fullmatch(r"\w+/\d+", keys[0])
-    if named and keys is not None:
+    if keys is not None and {"anchor_key", "kin_key"} <= set(table.column_names) and not re.fullmatch(r"\w+/\d+", keys[0]):
         return _by_key(path, table["anchor_key"].to_pylist(), table["kin_key"].to_pylist(), keys)
     audited = (table.schema.metadata or {}).get(b"kinfolk.samples")
     if num_samples is not None and audited is not None and int(audited) != num_samples:

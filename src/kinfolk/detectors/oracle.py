@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.shared_labels import same_label
 from kinfolk.errors import UsageError
-from kinfolk.kinship import Keys, Roles
+from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import check_ids
 
 
 class Oracle(Detector):
@@ -50,16 +50,11 @@ class Oracle(Detector):
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 
     def find(self, block: Block) -> Found:
-        return Found((Roles(kin=Keys(self._of(block.row_ids), self._of(block.candidate_ids))),))
+        return Found((Roles(kin=same_label(self.labels.unsqueeze(0), block, why="there are that many `labels`")),))
 
     def silent_reason(self) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
         return None if shared else "no two samples have the same known label; use data with labels of classes"
-
-    def _of(self, ids: Tensor) -> Tensor:
-        """(1, …) the labels of samples, −1 where unknown."""
-        check_ids(ids, len(self.labels), "there are that many `labels`")
-        return self.labels[ids].clamp(min=-1).unsqueeze(0)
 
     def __repr__(self) -> str:
         return f"Oracle(labels=<{len(self.labels)} labels, {len(set(self.labels.tolist()) - {-1})} classes>)"

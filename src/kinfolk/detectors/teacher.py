@@ -24,12 +24,12 @@ class Teacher(Detector):
         degree_ij = exp(τ_ij / t_m) / Σ_{k ≠ i} exp(τ_ik / t_m),     τ: similarities of the teacher, which sees a weakly augmented view
 
     With `attract` the target of the anchor is y = λ · (own positive) + (1 − λ) · degree, which is SCE; λ is `own_weight`, here or of the
-    objective. λ = 1 is the plain loss. λ = 0 is ReSSL, where with `decoupled` the own positive leaves the denominator too, as in the paper.
+    objective. λ = 1 is the plain loss. λ = 0 is ReSSL, where with `decoupled` the own positive leaves the denominator too, as in its paper.
     With `reweight` the degrees are taken from the weights of the negatives; "eliminate" is refused.
 
-    The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which sees a third, weak view; for `moco` and
-    `mocov3` it is the momentum encoder, and costs nothing. Where no teacher is given, as for a bare loss, the similarities of the block stand
-    in for it. No state of its own.
+    The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which sees a third, weak view; for `moco`
+    and `mocov3` it is the momentum encoder. Without a teacher, as for a bare loss, the similarities of the block stand in for it. No
+    state of its own.
 
     Args:
         temperature: t_m > 0, lower than that of the loss.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     Array = Tensor | np.ndarray
 
-_BLOCK_ELEMENTS = 2**23  # similarities kept at a time: 32 MB
+_BLOCK_ELEMENTS = {"cpu": 1 << 23, "default": 1 << 28}
+"""Similarities held at a time: 32 MB on the CPU, 1 GB on an accelerator."""
 
 
 def knn_accuracy(
@@ -31,6 +32,7 @@ def knn_accuracy(
     test_y: Array | None = None,
     k: int = 20,
     temperature: float = 0.1,
+    device: torch.device | str | None = None,
 ) -> float:
     """Share of test samples that are classified correctly by their k nearest training samples, in [0, 1].
 
@@ -42,19 +44,29 @@ def knn_accuracy(
         train_y, test_y: (N,), (M,) classes; −1 means unlabelled.
         k: number of neighbours.
         temperature: temperature of the votes. With a small one, the nearest neighbour decides.
+        device: where to compute; None: where `train_x` is.
     """
     if (test_x is None) != (test_y is None):
         raise ValueError("`test_x` and `test_y` must be given together")
     train_x, train_y = _labelled(train_x, train_y, "train")
     if test_x is None or test_y is None:
-        return float((knn_predict(train_x, train_y, None, k, temperature) == train_y).double().mean())
+        return float((knn_predict(train_x, train_y, None, k, temperature, device) == train_y).double().mean())
     test_x, test_y = _labelled(test_x, test_y, "test")
-    return float((knn_predict(train_x, train_y, test_x, k, temperature) == test_y.to(train_y.device)).double().mean())
+    return float((knn_predict(train_x, train_y, test_x, k, temperature, device) == test_y.to(train_y.device)).double().mean())
 
 
 @torch.no_grad()
-def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: int = 20, temperature: float = 0.1) -> Tensor:
-    """(M,) predicted class of each row of `test_x`. Without `test_x`: (N,), each row of `train_x` by all others. See `knn_accuracy`."""
+def knn_predict(
+    train_x: Array,
+    train_y: Array,
+    test_x: Array | None = None,
+    k: int = 20,
+    temperature: float = 0.1,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """(M,) predicted class of each row of `test_x`. Without `test_x`: (N,), each row of `train_x` by all others. See `knn_accuracy`.
+
+    The result is on the device of `train_x`, wherever it is computed."""
     if k < 1:
         raise ValueError(f"`k` (={k}) must be at least 1")
     if not temperature > 0:
@@ -63,15 +75,16 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
     leave_one_out = test_x is None
     if leave_one_out and len(train_x) < 2:
         raise KinfolkError("Nearest neighbours need at least two labelled samples, or a test part.")
-    train_NF = functional.normalize(train_x.float(), dim=1)
+    home = train_x.device
+    train_NF = functional.normalize((train_x if device is None else train_x.to(device)).float(), dim=1)
     test_MF = train_NF if test_x is None else functional.normalize(_tensor(test_x).to(train_NF.device).float(), dim=1)
     if test_MF.shape[1] != train_NF.shape[1]:
         raise ValueError(f"`test_x` (={test_MF.shape[1]} features) must have as many as `train_x` (={train_NF.shape[1]})")
     if not bool(train_NF.isfinite().all() and test_MF.isfinite().all()):
         raise KinfolkError("The features contain values that are not finite, so nearest neighbours cannot be computed.")
-    classes_C, class_N = torch.unique(train_y, return_inverse=True)
+    classes_C, class_N = torch.unique(train_y.to(train_NF.device), return_inverse=True)
     k = min(k, len(train_NF) - leave_one_out)
-    rows = max(1, _BLOCK_ELEMENTS // len(train_NF))
+    rows = max(1, _BLOCK_ELEMENTS["cpu" if train_NF.device.type == "cpu" else "default"] // len(train_NF))
     predicted = []
     for start in range(0, len(test_MF), rows):
         sim_RN = test_MF[start : start + rows] @ train_NF.T
@@ -83,7 +96,7 @@ def knn_predict(train_x: Array, train_y: Array, test_x: Array | None = None, k: 
         votes_RK = ((sim_RK - sim_RK[:, :1]) / temperature).exp()
         votes_RC = votes_RK.new_zeros(len(sim_RN), len(classes_C)).scatter_add_(1, class_N[index_RK], votes_RK)
         predicted.append(classes_C[votes_RC.argmax(1)])
-    return torch.cat(predicted) if predicted else classes_C[:0]
+    return torch.cat(predicted).to(home) if predicted else classes_C[:0].to(home)
 
 
 def _tensor(array: Array) -> Tensor:

@@ -204,9 +204,12 @@ def run_kin(
 
 def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
     """Weighted nearest neighbours, on the test split or with leave-one-out."""
+    import torch
+
     from kinfolk.evaluation.knn import knn_accuracy
 
-    accuracy = knn_accuracy(parts.train_x, parts.train_y, parts.test_x, parts.test_y, k=k, temperature=temperature)
+    device = "cuda" if torch.cuda.is_available() else None
+    accuracy = knn_accuracy(parts.train_x, parts.train_y, parts.test_x, parts.test_y, k=k, temperature=temperature, device=device)
     where = "each sample by all others" if parts.test_y is None else f"{parts.test_split} split"
     tested = len(parts.train_y if parts.test_y is None else parts.test_y)
     return {"accuracy": accuracy, "k": k, "temperature": temperature, "train": len(parts.train_y), "test": tested, "measured_on": where}

@@ -196,18 +196,18 @@ def _torchvision(encoder: Encoder, path: Path) -> tuple[str, str]:
 
     return _write_checked(path, write), (
         f"model = torchvision.models.{name}()\n"
-        f"model.{_classifier(encoder, name)} = torch.nn.Identity()  # the file has no classifier; add your own after loading\n"
+        f"model.{_classifier(name)} = torch.nn.Identity()  # the file has no classifier; add your own after loading\n"
         f'model.load_state_dict(torch.load("{path}"))'
     )
 
 
-def _classifier(encoder: Encoder, name: str) -> str:
+def _classifier(name: str) -> str:
     """The attribute of torchvision's network that holds its last linear layer, as it is written in Python."""
     if name in RESNETS:
         return "fc"
-    module = importlib.import_module("torchvision.models").get_model(name, weights=None)
+    module: nn.Module = importlib.import_module("torchvision.models").get_model(name, weights=None)
     parts = [part for part, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1].split(".")
-    return parts[0] + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[1:])
+    return str(parts[0]) + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts[1:])
 
 
 def _timm(encoder: Encoder, path: Path) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXent, Objective
 from kinfolk.objectives.base import unit
 from kinfolk.objectives.debiased import Estimate
 from kinfolk.pairs import Pairs, integer_ids
@@ -181,7 +181,7 @@ class MoCo(Framework):
         self.slow.set_progress(epoch, num_epochs)
 
 
-def reads_teacher(objective: NTXent, symmetric: bool = False) -> bool:
+def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     """Whether the keys are to be the teacher of the objective's detector."""
     detector = objective.detector
     taught = detector is not None and detector.reads == "teacher"

@@ -78,6 +78,8 @@ def parse(name: str) -> Method:
     """Parses `framework[+detector[:variant][:action]]`. An unknown part is an error that suggests similar names."""
     framework, plus, rest = name.strip().lower().partition("+")
     detector, *modifiers = rest.split(":")
+    if framework in DETECTORS and framework not in FRAMEWORKS:
+        raise UsageError(f"{framework} is a detector; write it after a framework, as in simclr+{framework}")
     framework = _require_known(framework, FRAMEWORKS, "framework", name)
     if not plus:
         return Method(framework)

@@ -52,7 +52,8 @@ class SimCLR(TaughtBatch):
         if self.second_head is None or self.first_objective is None:
             return super().forward(views, ids)
         ids, features = integer_ids(ids, views.device), self.encoder(views.flatten(0, 1))
-        first, second = (two_views(*head(features).chunk(2), ids, unit) for head in (self.head, self.second_head))
+        z, w = (head(features).chunk(2) for head in (self.head, self.second_head))
+        first, second = (two_views(one, other, ids, unit) for one, other in (z, w))
         seen = first.anchors.detach()
         second = replace(second, guide=seen, candidate_guide=seen, collected=seen)
         return self.first_objective.on(first) + self.objective.on(second)

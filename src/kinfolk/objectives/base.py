@@ -65,8 +65,8 @@ class Objective(nn.Module, ABC):
             denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
-        own_weight: with "attract", the share of the pull that the own positives keep, in [0, 1]; kin have the rest by their degrees. Without
-            kin the own positives have all of it. None: an own positive counts as much as kin with the degree 1.
+        own_weight: with "attract", the share of the pull that the own positives keep, in [0, 1]; kin share the rest by their degrees.
+            Without kin the own positives have all of it. None: an own positive counts as much as kin with the degree 1.
         block_rows: rows of similarities held at a time; None: so many that a block has some two million entries, on a CPU.
         gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
         compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
@@ -301,9 +301,10 @@ class Objective(nn.Module, ABC):
 
     def _flush_losses(self) -> None:
         """Hands the detector the losses since the last time; on an accelerator this waits for the device, so it is done once in a while."""
-        losses, self._losses = self._losses, []
-        for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
-            self.detector.on_metric("loss", value)
+        losses, self._losses, detector = self._losses, [], self.detector
+        if losses and detector is not None:
+            for value in torch.stack(losses).tolist():
+                detector.on_metric("loss", value)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""

@@ -70,9 +70,7 @@ class SigLIPLoss(Objective):
             self.learned.requires_grad_(False)
             self.bias.requires_grad_(False)
 
-    def forward(  # type: ignore[override]
-        self, image_features: Tensor, text_features: Tensor, ids: Tensor | None = None, group_ids: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, image_features: Tensor, text_features: Tensor, ids: Tensor | None = None, group_ids: Tensor | None = None) -> Tensor:
         """Scalar: the mean over the images of all ranks; see `Bimodal.forward` for the arguments."""
         if torch.compiler.is_compiling():
             outside: Tensor = torch.compiler.disable(self.forward)(  # type: ignore[no-untyped-call]
@@ -81,8 +79,8 @@ class SigLIPLoss(Objective):
             return outside
         if image_features.ndim != 2 or image_features.shape != text_features.shape:
             raise ValueError(
-                f"`image_features` (={tuple(image_features.shape)}) and `text_features` (={tuple(text_features.shape)}) must have one shape "
-                "(batch, embedding): row i of both belongs to one sample"
+                f"`image_features` (={tuple(image_features.shape)}) and `text_features` (={tuple(text_features.shape)}) must have one "
+                "shape (batch, embedding): row i of both belongs to one sample"
             )
         for name, given in (("ids", ids), ("group_ids", group_ids)):
             if given is not None:

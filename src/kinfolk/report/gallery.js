@@ -33,7 +33,7 @@
     } else {
       tile.setAttribute("role", "img");
     }
-    if (samples.tile || opens) figure.append(tile); else figure.classList.add("bare");
+    if (samples.tile) figure.append(tile); else figure.classList.add("bare");
     if (note) figure.append(make("span", "num", note));
     if (label !== null) {
       const name = make("b", "", (judged === null ? "" : judged ? "✓ " : "✗ ") + label);
@@ -46,6 +46,7 @@
       figure.append(text);
     }
     figure.append(make("bdi", "", samples.keys[i]));
+    if (!samples.tile && opens) figure.append(tile);
     if (judged !== null) figure.classList.add(judged ? "right" : "wrong");
     return figure;
   }

@@ -1,15 +1,7 @@
-"""What all stores share: a cast to 16 bits, meant for weights, leaves them as exact as they are; ids in range; one rule for duplicates; and
-a step whose loss is not finite changes nothing. Nothing here waits for an accelerator.
+"""State per sample, addressed by id, and what all stores share: one rule for duplicates, ids in range, strict loading. A cast to 16 bits,
+meant for weights, does not change them, and a step whose loss is not finite changes nothing. Nothing here waits for an accelerator.
 
-Dimension key: N data set, D embedding, F fields, b rows of a write.
-
-State per sample, addressed by id: persistent, strict on loading, one rule for duplicates.
-
-Dimension key: N data set, b rows of a write, F fields.
-
-The embeddings that the training computes anyway, kept until all samples are looked at once.
-
-Dimension key: N data set, D embedding, b samples of a write, V views.
+Dimension key: N data set, D embedding, F fields, b rows of a write, V views.
 """
 
 from __future__ import annotations

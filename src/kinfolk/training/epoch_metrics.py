@@ -110,7 +110,7 @@ class Knn:
     def _accuracy(self, module: TrainingModule, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
         """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
         test_x, test_y = (None, None) if queries is None else self._embedded(module, queries)
-        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature)
+        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device)
 
     def _embedded(self, module: TrainingModule, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None

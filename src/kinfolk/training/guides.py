@@ -5,6 +5,7 @@ Dimension key: N training samples, F features.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.detectors.guide import read_features
 from kinfolk.embedding import embed
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, shown
 from kinfolk.models.build import build_encoder
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
@@ -28,8 +29,9 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
     """(N, F) features of the training samples in data-set order.
 
     Args:
-        named: a .npy or .safetensors file of the training samples, or of all samples, of which the first N are taken; a run folder, whose
-            encoder embeds the images; or timm/NAME, torchvision/NAME, open_clip/NAME, with the published weights.
+        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images; or timm/NAME, torchvision/NAME, open_clip/NAME,
+            with the published weights. Rows of a file are matched by name if the .parquet file that `kinfolk embed` wrote is next to it;
+            otherwise they must be the training samples, or all samples, of which the first N are taken.
     """
     path = Path(named)
     if str(named).partition("/")[0] in PACKAGES and not path.exists():
@@ -44,12 +46,40 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
         assert made.size is not None, "a run is fitted to its data"
         return _embedded(load_encoder(path)[0], Views(made.preset, made.size, **made.options), data)
     features_NF = read_features(path)
+    if (rows := _rows_by_key(path, len(features_NF), data)) is not None:
+        return features_NF if torch.equal(rows, torch.arange(len(features_NF))) else features_NF[rows]
     if len(features_NF) not in (data.num_train, len(data)):
         raise UsageError(
             f"the guide `{path}` has {len(features_NF):,} rows; it must have one for each of the {data.num_train:,} training samples, in "
             f"data-set order, or for each of all {len(data):,} samples"
         )
     return features_NF[: data.num_train]
+
+
+def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:
+    """(N,) row of each training sample in a file of features, by the keys in the .parquet file next to it; None if there are no keys, or if
+    they are the row numbers of an array, which fit any other array."""
+    table = path.with_suffix(".parquet")
+    keys = data.samples.keys[: data.num_train]
+    if not table.is_file() or re.fullmatch(r"\w+/\d+", keys[0]):
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        given = pq.read_table(table, columns=["key"], partitioning=None)["key"].to_pylist()
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
+    if len(given) != number:
+        return None
+    place = {key: row for row, key in enumerate(given)}
+    missing = [key for key in keys if key not in place]
+    if missing:
+        raise UsageError(
+            f"the guide `{path}` has no features of {len(missing):,} of {len(keys):,} training samples (the first is {shown(missing[0])}); "
+            "compute them for exactly this data, as with `kinfolk embed RUN --data`"
+        )
+    return torch.tensor([place[key] for key in keys])
 
 
 def _embedded(encoder: nn.Module, views: Views, data: ImageData) -> Tensor:

@@ -12,7 +12,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ class Run:
         path: the folder.
         rank: the rank of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
+        images: the images of the training, so that the report does not read them again; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -82,6 +83,7 @@ class Run:
     path: Path
     rank: int = 0
     unchanged: bool = False
+    images: ImageData | None = field(default=None, repr=False, compare=False)
 
     @property
     def config(self) -> Path:

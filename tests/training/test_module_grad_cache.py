@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training import module
 from kinfolk.training.module import encoders_of, in_chunks
 from kinfolk.training.train import train
+from tests.ranks import spawn
 
 SAMPLES, SIDE = 5000, 4
 
@@ -215,13 +215,7 @@ def rank_child(rank: int, folder: str) -> None:
 
 
 def test_two_ranks_in_chunks_are_one_process(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kinfolk.training.train", "kinfolk.training.trainer", "sklearn.datasets"])
-    processes = [context.Process(target=rank_child, args=(rank, str(tmp_path))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    spawn(rank_child, (str(tmp_path),), nprocs=2)
     whole = framework("simclr+glofnd")
     views = torch.randn(2, 32, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(5))
     loss = whole(views, torch.arange(32))

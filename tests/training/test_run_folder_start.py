@@ -1,4 +1,4 @@
-"""What must be refused before, or instead of, going on: changed data, foreign folders, names nobody knows."""
+"""What must be refused before, or instead of, going on: changed data, foreign folders, names nothing knows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stopped(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", ["a refused file is mended", "a file is spoilt under the same size and time"])
 def test_resuming_with_other_samples_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    data = folder_of(tmp_path / "pictures")
+    data = folder_of(tmp_path / "images")
     first, good = data / "00.png", (data / "00.png").read_bytes()
     if case.startswith("a refused"):
         first.write_bytes(good[:40])
@@ -81,7 +81,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path, how: str) -> Non
     for file in kept:
         file.write_text("mine")
     with pytest.raises(UsageError, match="is not a run folder"):
-        tiny(folder_of(tmp_path / "pictures"), project, **{how: True})
+        tiny(folder_of(tmp_path / "images"), project, **{how: True})
     assert all(file.read_text() == "mine" for file in kept)
 
 
@@ -99,7 +99,7 @@ def test_sweeping_takes_only_names_a_run_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["precision", "strategy", "accelerator"])
 def test_unknown_names_for_lightning_lose_nothing(tmp_path: Path, key: str) -> None:
-    data, out = folder_of(tmp_path / "pictures"), tmp_path / "run"
+    data, out = folder_of(tmp_path / "images"), tmp_path / "run"
     tiny(data, out, epochs=1)
     before = (out / "model.safetensors").read_bytes()
     with pytest.raises(UsageError, match=rf"`trainer\.{key}` \(=banana\) is not known"):
@@ -108,9 +108,9 @@ def test_unknown_names_for_lightning_lose_nothing(tmp_path: Path, key: str) -> N
 
 
 def test_a_run_finds_its_data_from_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = folder_of(tmp_path / "pictures")
+    data = folder_of(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
-    run = tiny("pictures", tmp_path / "run", epochs=1)
+    run = tiny("images", tmp_path / "run", epochs=1)
     assert TrainConfig.load(run.config).data.source == str(data)
 
 

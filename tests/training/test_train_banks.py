@@ -31,30 +31,30 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of colours, 96 pictures for training and 24 for testing."""
-    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "pictures.npz"
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of colours, 96 images for training and 24 for testing."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "images.npz"
     y = np.arange(120) % 3
     x = np.clip(np.eye(3)[y][:, None, None] * 120 + rng.integers(0, 120, (120, 8, 8, 3)), 0, 255).astype(np.uint8)
     np.savez(path, x_train=x[:96], y_train=y[:96], x_test=x[96:], y_test=y[96:])
     return path
 
 
-def arguments(name: str, pictures: Path) -> dict[str, Any]:
+def arguments(name: str, images: Path) -> dict[str, Any]:
     """Five steps an epoch, fifteen in all."""
-    return {"data": str(pictures), "batch_size": 19, **METHODS[name]}
+    return {"data": str(images), "batch_size": 19, **METHODS[name]}
 
 
 @pytest.fixture(scope="module")
-def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    return {name: train(**training(tmp_path_factory.mktemp("whole") / name, **arguments(name, pictures))) for name in METHODS}
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    return {name: train(**training(tmp_path_factory.mktemp("whole") / name, **arguments(name, images))) for name in METHODS}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_killed_and_resumed_is_the_same(tmp_path: Path, pictures: Path, whole: dict[str, Run], name: str) -> None:
+def test_killed_and_resumed_is_the_same(tmp_path: Path, images: Path, whole: dict[str, Run], name: str) -> None:
     out = tmp_path / "run"
-    assert run_child(out, "kill step 8", each_step=True, **arguments(name, pictures)) == -signal.SIGKILL
-    assert_same(train(**training(out, each_step=True, resume=True, **arguments(name, pictures))), whole[name])
+    assert run_child(out, "kill step 8", each_step=True, **arguments(name, images)) == -signal.SIGKILL
+    assert_same(train(**training(out, each_step=True, resume=True, **arguments(name, images))), whole[name])
     kept = {
         "cmc": {"light_bank.features", "colour_bank.features", "draw.count", "colour_objective.detector.store.threshold"},
         "la": {"bank.features", "objective.detector.detector.clusters.labels"},
@@ -78,11 +78,11 @@ def test_the_joined_features_are_evaluated(whole: dict[str, Run]) -> None:
     assert opened.features(opened.data()).shape == (120, 128), "64 of lightness, 64 of colour"
 
 
-def test_the_exported_model_is_enough(whole: dict[str, Run], pictures: Path) -> None:
+def test_the_exported_model_is_enough(whole: dict[str, Run], images: Path) -> None:
     run = whole["cmc"]
     encoder, meta = load_encoder(run.path)
     assert isinstance(encoder, SplitEncoder)
-    views, pixels = Views(**meta["views"]), torch.from_numpy(np.load(pictures)["x_train"])
+    views, pixels = Views(**meta["views"]), torch.from_numpy(np.load(images)["x_train"])
     with torch.no_grad():
         features = encoder(views.evaluate(pixels))
     opened = open_run(run.path)
@@ -98,6 +98,6 @@ def test_the_exported_model_is_enough(whole: dict[str, Run], pictures: Path) -> 
         ({"model.name": "torchvision/resnet18", "model.width": None}, "'torchvision/resnet18' takes images of 3 channels"),
     ],
 )
-def test_what_cannot_be_split_is_refused(tmp_path: Path, pictures: Path, setting: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_split_is_refused(tmp_path: Path, images: Path, setting: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        train(**training(tmp_path / "run", data=str(pictures), batch_size=32, method="cmc", settings=setting))
+        train(**training(tmp_path / "run", data=str(images), batch_size=32, method="cmc", settings=setting))

@@ -1,4 +1,4 @@
-"""Training on pictures with captions, from the table to recall."""
+"""Training on images with captions, from the table to recall."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_data_without_captions_and_runs_without_text(tmp_path: Path, monkeypatch
     known: list[Tensor] = []
     monkeypatch.setattr(NTXent, "set_groups", lambda self, groups: known.append(groups))
     run = train(data, tmp_path / "simclr", epochs=1, batch_size=12, settings={**SMALL, "views.preset": "simclr"}, progress=False)
-    assert torch.equal(known[0], torch.arange(len(known[0])) // 2 * 2), "the two rows of a picture are no negatives of each other"
+    assert torch.equal(known[0], torch.arange(len(known[0])) // 2 * 2), "the two rows of a image are no negatives of each other"
     with pytest.raises(UsageError, match="which has no text tower"):
         open_run(run.path).towers()
 

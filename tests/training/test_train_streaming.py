@@ -146,7 +146,7 @@ def test_two_ranks_collect_the_same_embeddings(shards: Path, tmp_path: Path) -> 
 def test_captions_are_streamed_too(tmp_path: Path) -> None:
     files: dict[str, bytes] = {}
     for n in range(20):
-        files |= {f"{n:03d}.png": png(n), f"{n:03d}.txt": f"picture {n % 7} of {n}".encode()}
+        files |= {f"{n:03d}.png": png(n), f"{n:03d}.txt": f"image {n % 7} of {n}".encode()}
     shard(tmp_path / "shards" / "a.tar", files)
     settings = {"text.layers": 1, "text.width": 16, "text.heads": 2, "text.context": 16, "text.vocab_size": 300}
     common = arguments(tmp_path / "shards", method="clip", epochs=1, batch_size=8, settings=settings)

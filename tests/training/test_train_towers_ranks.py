@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -17,6 +16,7 @@ from kinfolk.training import build as assemble
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
+from tests.ranks import exit_codes
 from tests.training.pairs_of import SMALL, write_pairs
 
 SETTINGS: dict[str, Any] = {
@@ -50,14 +50,7 @@ def run_in(data: Path, out: Path, world_size: int) -> Run:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": port, "GROUP_RANK": "0"}
     shared |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)] if world_size > 1 else [{}]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kinfolk.training.train", "kinfolk.training.trainer"])
-    processes = [context.Process(target=learn, args=(str(data), str(out), place)) for place in places]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * world_size
+    assert exit_codes(learn, [(str(data), str(out), place) for place in places]) == [0] * world_size
     return Run(out)
 
 

@@ -1,0 +1,62 @@
+"""Nearest neighbours, DBSCAN and the exact audit on the pretended device: what they find there is what they find on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.auditing import exact, similarity_spread
+from kinfolk.auditing.inputs import Features
+from kinfolk.clustering import dbscan
+from kinfolk.clustering.dbscan import fitting_radii
+from kinfolk.evaluation import knn_predict
+from tests.pretended.device import AVAILABLE, CUDA, LOG, OnDevice, on_device, pretended
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+
+
+def groups(number: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (number,), generator=g)
+    return torch.randn(4, 6, generator=g)[labels] + 0.7 * torch.randn(number, 6, generator=g), labels
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_nearest_neighbours(apart: bool) -> None:
+    x, y = groups(120)
+    test = groups(30, seed=1)[0] if apart else None
+    expected = knn_predict(x, y, test, k=7)
+    with pretended():
+        found = knn_predict(x, y, test, k=7, device="cuda")
+        assert LOG.operations["topk"] == 1, "computed on the device"
+    assert not isinstance(found, OnDevice)
+    assert torch.equal(found, expected)
+
+
+def test_dbscan_and_its_radii() -> None:
+    x, _ = groups(90)
+    radii = fitting_radii(x, 2)
+    with pretended():
+        moved = on_device(x)
+        assert fitting_radii(moved, 2) == pytest.approx(radii)
+        found = dbscan(moved, radii)
+    assert isinstance(found, OnDevice)
+    assert torch.equal(found.held, dbscan(x, radii))
+
+
+@pytest.mark.parametrize("alpha", [0.005, 0.05, 0.4])
+@pytest.mark.parametrize("sampled", [64, 2048])
+def test_the_exact_audit(alpha: float, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "ROWS", 50)
+    monkeypatch.setattr(similarity_spread.column_sample, "__defaults__", (sampled,))
+    x, labels = groups(333)
+    features, given = Features(x.numpy()), (alpha, 10, 2.0, labels.numpy())
+    expected = exact.exact_kin(features, *given, device=torch.device("cpu"))
+    with pretended():
+        found = exact.exact_kin(features, *given, device=CUDA)
+    np.testing.assert_allclose(found.threshold_N, expected.threshold_N, atol=2e-6)
+    np.testing.assert_allclose(found.near_sim_NK, expected.near_sim_NK, atol=2e-6)
+    for name in ("near_NK", "flagged_N", "occurrence_N", "alpha_N", "judged", "hits"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
