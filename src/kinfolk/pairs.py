@@ -52,8 +52,8 @@ class Pairs:
         collected: (B·any, D), sample-major, what detectors that collect are given for embeddings of the samples; None: the anchors.
         local_candidates: whether the candidates are this rank's part of the batch, one for each anchor, to be joined over the ranks with
             their gradient; the anchors themselves are so in any case, a queue or a bank is the same on all ranks.
-        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds the
-            gradient of the positives to that of the anchors.
+        twins: whether the positive of each anchor is the other of the sample's two views, as `other_views` gives it. The engine then adds
+            the gradient of the positives to that of the anchors.
         guide, candidate_guide: (B, G), or (A, G) of each anchor, and (C, G), unit norm, without gradient: samples and candidates in the
             space of another model, such as a teacher or the other modality, for a detector that reads it.
     """

@@ -161,7 +161,8 @@ def test_every_composition_lives(name: str) -> None:
     losses = torch.tensor([epoch.losses for epoch in epochs])
     assert losses.isfinite().all()
     assert losses[-1].mean() != losses[0].mean()
-    assert not [key for key, value in framework.named_parameters() if key in before and torch.equal(value, before[key])]
+    still = [key for key, value in framework.named_parameters() if key in before and torch.equal(value, before[key])]
+    assert set(still) <= {"encoder.1.bias"}, "a bias before a BatchNorm has no gradient but by rounding"
     assert all(value.isfinite().all() for value in framework.parameters())
     images = torch.randn(5, 3, 2, 2)
     assert framework.features(images).shape == (5, 16)

@@ -182,8 +182,6 @@ class GloFND(Detector):
         if self.rule.name == "tracking":
             visit, at = Visit(*mean_1F[:, :4].unbind(1)), thresholds.gains(self.alpha, float(self._num_similarities) * len(visit_bF))
             new_1F = thresholds.stepped(visit, before_1F, self.alpha, at)[0][:, :3]
-            known = before_1F[:, 1] > 0  # a first visit has moved with the mean already
-            new_1F[:, 0] += torch.where(known, new_1F[:, 2] - before_1F[:, 2], 0.0)
         else:
             state: State = dict(zip(self.store.fields, before_1F.unbind(1), strict=True))
             new = self.rule.descend(state, mean_1F[:, 0], self.alpha)
