@@ -31,6 +31,8 @@ IMAGES: dict[str, dict[str, Any]] = {
     "simclr+ifnd": {"detector.num_clusters": 6},
     "simclr+hierarchy": {},
     "simclr+known": {},
+    "simclr+components": {},
+    "moco+teacher": {"framework.queue_size": 40},
     "moco+glofnd": {"framework.queue_size": 40, "detector.alpha": 0.1},
     "moco+ring": {"framework.queue_size": 40},
     "mocov3+glofnd": {"detector.alpha": 0.1},
@@ -58,6 +60,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "clip+glofnd": {"detector.alpha": 0.1},
     "sogclr-clip+fnc": {"detector.top_k": 2},
     "fastclip+glofnd": {"detector.alpha": 0.1},
+    "siglip+guide": {"detector.alpha": 0.1},
 }
 METHODS = (*IMAGES, *TEXT)
 

@@ -78,9 +78,12 @@ def test_causal_differs_and_both_learn() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_half_precision_stays_finite() -> None:
+def test_half_precision_is_close_to_full() -> None:
+    model, tokens = tower(width=64).eval(), texts(8, 2, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert tower(width=64)(texts(8, 2, 4)).isfinite().all()
+        half = model(tokens).float()
+    full = model(tokens)
+    assert (half - full).norm() < 0.03 * full.norm()
 
 
 @pytest.mark.parametrize(

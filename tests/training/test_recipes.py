@@ -30,14 +30,6 @@ SMALL = {"framework.queue_size": 6, "framework.warmup_epochs": 0, "framework.num
 """What takes the place of a recipe's own for 24 images."""
 
 
-def test_the_recipes_are_there() -> None:
-    expected = {"demo-digits", "simclr-cpu", "simclr-fnc-cpu", "simclr-glofnd-cpu", "simclr-oracle-cpu", "sogclr-cpu", "sogclr-glofnd-cpu"}
-    expected |= {f"{method}-imagenet100" for method in ("sogclr", "sogclr-glofnd", "sogclr-fnc", "simclr-glofnd")}
-    expected |= {"pcl-cpu", "pcl-imagenet"}
-    expected |= {"simclr-ifnd-cpu", "simclr-ifnd-cifar100", "moco-ifnd-imagenet"}
-    assert expected <= set(recipe_names())
-
-
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_is_a_document(name: str) -> None:
     header = [line for line in recipe_path(name).read_text(encoding="utf-8").splitlines() if line.startswith("#")]
