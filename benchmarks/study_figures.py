@@ -246,11 +246,11 @@ Plotly.newPlot(div, figure.data, figure.layout, {{staticPlot: true}})
         source.write_text(page, encoding="utf-8")
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", f"--user-data-dir={folder}/profile"]
         shown = subprocess.run([browser, *flags, "--dump-dom", source.as_uri()], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
-    if found is None:
+    match = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
+    if match is None:
         raise SystemExit(f"{browser} drew nothing for {path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html.unescape(found[1]) + "\n", encoding="utf-8")
+    path.write_text(html.unescape(match[1]) + "\n", encoding="utf-8")
 
 
 def main() -> None:
