@@ -80,7 +80,8 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         scores = [spread([one[key] for one in figures if key in one]) for key in ("knn", "linear", "semi 10 %", "semi 1 %")]
         more, p = gain(rows, name, "knn"), p_value(*paired(rows, name, BASE, "knn")) if name != BASE else None
         shares = [None if name in (BASE, ATTRACTED) else closed(rows, name, figure) for figure in ("knn", "linear")]
-        kin = [_mean([one[key] for one in figures if key in one]) for key in ("precision", "recall")]
+        sharp = [one for one in figures if one.get("flagged", 0) < 99]  # not every candidate to a degree
+        kin = [_mean([one[key] for one in sharp if key in one]) for key in ("precision", "recall")]
         cells = [f"`{name}`", str(len(figures)), *scores, "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−")]
         cells += ["–" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
         cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin
@@ -115,15 +116,16 @@ def action_of(method: str) -> str | None:
 
 
 def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> dict[str, Any]:
-    """Precision and recall of what is flagged, and what it gains: squares are labels corrupted on purpose, circles are detectors."""
+    """Precision and recall of what is flagged, and what it gains: squares are labels corrupted on purpose, circles are detectors. Methods
+    that give every candidate a degree flag all of them, and have no place on the map."""
     points: list[tuple[str, bool, str, float, float, float]] = []
     for method, runs in rows.items():
         action, more = action_of(method), gain(rows, method, figure)
-        last = [one["figures"] for one in runs.values() if "precision" in one["figures"]]
+        last = [one["figures"] for one in runs.values() if "precision" in one["figures"] and one["figures"].get("flagged", 0) < 99]
         if action is None or more is None or not last:
             continue
         made = "oracle" in method
-        text = f"{more:+.1f}".replace("-", "−") if made else f" {_short(method)} {more:+.1f}".replace("-", "−")
+        text = f" {more:+.1f}".replace("-", "−") if made else f" {_short(method)} {more:+.1f}".replace("-", "−")
         precision, recall = (statistics.fmean(one[key] for one in last) / 100 for key in ("precision", "recall"))
         points.append((action, made, text, precision, recall, more))
     far = max((abs(point[-1]) for point in points), default=1)
@@ -140,7 +142,7 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
                     "x": [point[3] for point in some],
                     "y": [point[4] for point in some],
                     "text": [point[2] for point in some],
-                    "textposition": "top center" if made else "middle right",
+                    "textposition": [_beside(point[2]) for point in some],
                     "textfont": {"size": 11, "color": INK},
                     "marker": {
                         "symbol": "square" if made else "circle",
@@ -157,7 +159,13 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
                 }
             )
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
-    across: dict[str, Any] = {**axis, "title": {"text": "precision of the flagged pairs"}, "range": [0, 1.08], "tickformat": ".0%"}
+    across: dict[str, Any] = {
+        **axis,
+        "title": {"text": "precision of the flagged pairs"},
+        "range": [0, 1.25],
+        "tickvals": [0, 0.25, 0.5, 0.75, 1],
+        "tickformat": ".0%",
+    }
     up: dict[str, Any] = {**axis, "title": {"text": "recall"}, "type": "log", "range": [-2.05, 0.2], "tickformat": ".1~%", "dtick": 1}
     titles = [
         {
@@ -180,6 +188,11 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
         "annotations": titles,
     }
     return {"data": traces, "layout": layout}
+
+
+def _beside(text: str) -> str:
+    """Where a label stands: detectors that lie close together get theirs above and below."""
+    return {"glofnd": "top center", "ifnd": "bottom right"}.get(text.split()[0], "middle right")
 
 
 def _short(method: str) -> str:
@@ -256,7 +269,11 @@ def main() -> None:
     if options.images is not None:
         rows = results[options.map]
         write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 560)
-        kin = [name for name in rows if action_of(name) is not None and "oracle" not in name and "known" not in name]
+        kin = [
+            name
+            for name in rows
+            if action_of(name) is not None and not any(part in name for part in ("oracle", "known", "guide", "teacher"))
+        ]
         write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 700, 340)
 
 

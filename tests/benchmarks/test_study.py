@@ -324,7 +324,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
     assert found["pcl"]["p"] == "–"
     traces = study_figures.the_map(rows)["data"]
     assert [len(trace["x"]) for trace in traces] == [1, 0, 1, 1]
-    assert traces[0]["text"] == ["−0.5"]
+    assert traces[0]["text"] == [" −0.5"]
     assert traces[3]["text"] == [" glofnd +7.5"]
 
 
