@@ -70,6 +70,42 @@ def test_pairs_from_a_file(tmp_path: Path, suffix: str) -> None:
     assert torch.equal(kin(Known(6, str(path)), block), kin(Known(6, torch.tensor(PAIRS)), block))
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_the_similarity_of_an_audit_is_the_degree(tmp_path: Path, suffix: str) -> None:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    names = [f"{letter}.png" for letter in "abcdef"]
+    similarity = [0.9, 0.4, 0.6, 1.0, -0.2, 0.8]
+    listed = {"anchor": [i for i, _ in PAIRS], "kin": [i for _, i in PAIRS], "similarity": similarity}
+    path = tmp_path / f"pairs.{suffix}"
+    write = pa.csv.write_csv if suffix == "csv" else pa.parquet.write_table
+    write(pa.table(listed), path)
+    by_id, same = Known(6, str(path)), Known(6, torch.tensor(PAIRS), similarities=torch.tensor(similarity))
+    assert by_id.degree_P is not None
+    assert same.degree_P is not None
+    assert torch.equal(by_id.degree_P, same.degree_P)
+    write(pa.table({**listed, "anchor_key": [names[i] for i, _ in PAIRS], "kin_key": [names[i] for _, i in PAIRS]}), path)
+    with pytest.warns(KinfolkWarning, match="1 of 6 pairs"):
+        by_name = Known(5, str(path), keys=["f.png", "e.png", "c.png", "b.png", "a.png"])  # d.png is missing, so 1–3 is left out
+    (found,) = kf.Graded(by_name).find(random_block(0, [0, 2, 4])).levels
+    assert found.kin is not None
+    degree = found.kin.degree(torch.zeros(6, 6))
+    assert torch.allclose(degree[::2, ::2], torch.tensor([[0, 0.6, 0], [0.6, 0, 0.9], [0, 0.9, 0]]))  # f, c and a; of two the higher
+
+
+def test_wrong_similarities_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    with pytest.raises(ValueError, match=r"`similarities` \(=shape \(2,\)\) must be one finite number for each of 6 pairs"):
+        Known(6, torch.tensor(PAIRS), similarities=torch.ones(2))
+    pa.parquet.write_table(pa.table({"anchor": [0], "kin": [1], "similarity": ["much"]}), tmp_path / "x.parquet")
+    with pytest.raises(KinfolkError, match=r"column `similarity` of .* \(=string\) must be a number for each pair"):
+        Known(6, tmp_path / "x.parquet")
+
+
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sample id 7\) must be in \[0, 6\)"):
         Known(6, torch.tensor([[0, 7]]))
