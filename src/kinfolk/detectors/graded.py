@@ -27,8 +27,8 @@ class Graded(Wrapped):
         listed pairs with a similarity (Known)      degree = that similarity, in [0, 1]
         kin with degrees of their own (Hierarchy)   these
 
-    What a detector answers in other forms (Oracle, Known without similarities, a hard Guide) keeps the degree 1. Levels that would each be a loss of their own
-    become one answer. `eliminate` knows no degrees, so there nothing changes but that.
+    What a detector answers in other forms (Oracle, Known without similarities, a hard Guide) keeps the degree 1. Levels that would each be
+    a loss of their own become one answer. `eliminate` knows no degrees, so there nothing changes but that.
 
     Args:
         detector: the wrapped one.

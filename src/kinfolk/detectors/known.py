@@ -35,8 +35,8 @@ class Known(Detector):
         keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then matched by name: its pairs may come from
             other samples or another order, and pairs of samples that are not in the training are left out with a warning.
         symmetric: a pair holds both ways, also where only one of the two lists the other.
-        similarities: (P,) how similar the two of each pair are; the degree of kinship with `Graded`, cut to [0, 1]. Of a pair that is listed
-            more than once the highest counts. None: the column `similarity` of the file; without one, kin have no degrees.
+        similarities: (P,) how similar the two samples of each pair are; with `Graded` the degree of kinship, cut to [0, 1]. Of a pair
+            that is listed more than once the highest counts. None: the column `similarity` of the file; without one, kin have no degrees.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -67,7 +67,8 @@ class Known(Detector):
         if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2 or pairs_P2.is_floating_point() or pairs_P2.dtype == torch.bool:
             raise ValueError(f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the shape (pairs, 2)")
         if listed_P is not None and (listed_P.shape != (len(pairs_P2),) or not bool(listed_P.isfinite().all())):
-            raise ValueError(f"`similarities` (=shape {tuple(listed_P.shape)}) must be one finite number for each of {len(pairs_P2):,} pairs")
+            shape = tuple(listed_P.shape)
+            raise ValueError(f"`similarities` (=shape {shape}) must be one finite number for each of {len(pairs_P2):,} pairs")
         start_N, kin_P, degree_P = _by_anchor(pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name, listed_P)
         self.longest = int(start_N.diff().max())
         self.start_N: Tensor
@@ -104,8 +105,8 @@ def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, 
 def read_known(
     path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have keys, and their (P,) similarities, if the
-    table has the column. Reading it never runs code.
+    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have keys, and their (P,) similarities if
+    the table has the column. Reading it never runs code.
 
     A table without keys must come from an audit of `num_samples` samples, if it records how many were audited.
     """
@@ -178,8 +179,8 @@ def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str])
 def _by_anchor(
     pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str, similarities: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(N + 1,), (P,), (P,): where each anchor's kin begin, and the kin, each once, with their degrees where similarities are known. A sample
-    is not its own kin."""
+    """(N + 1,), (P,), (P,): where each anchor's kin begin, and the kin, each once, with their degrees where similarities are known. A
+    sample is not its own kin."""
     if len(pairs_P2):
         low, high = (int(x) for x in pairs_P2.aminmax())
         if low < 0 or high >= num_samples:
