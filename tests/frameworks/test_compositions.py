@@ -52,8 +52,8 @@ FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
 }
 """What each needs for 36 samples; a queue that the batch does not divide."""
 NORMALISED = ("mocov3", "nnclr", "rcl")
-"""Frameworks whose predictor begins with a linear layer and a BatchNorm. Here only linear layers without bias are between the encoder's bias
-and that norm, which subtracts the mean over the batch, so the gradient of this bias is 0 except for rounding."""
+"""Frameworks whose predictor begins with a linear layer and a BatchNorm. Here only linear layers without bias are between the encoder's
+bias and that norm, which subtracts the mean over the batch, so the gradient of this bias is 0 except for rounding."""
 METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]
 
 
