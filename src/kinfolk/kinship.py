@@ -129,21 +129,21 @@ class Places:
     graded: bool = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
-        return self._marked(sim_RC.new_ones(()).expand_as(self.ids_RK))
+        return self._marked(sim_RC, 1.0)
 
     def degree(self, sim_RC: Tensor) -> Tensor:
         assert self.degree_P is not None, "it has no degrees"
         assert self.place_RK is not None
-        return self._marked(self.degree_P[self.place_RK].to(sim_RC.dtype))
+        return self._marked(sim_RC, self.degree_P[self.place_RK].to(sim_RC.dtype))
 
-    def _marked(self, value_RK: Tensor) -> Tensor:
-        """(R, C) the value of each listed candidate, 0 elsewhere."""
+    def _marked(self, sim_RC: Tensor, value: Tensor | float) -> Tensor:
+        """(R, C) the value, one for all or (R, K), of each listed candidate, 0 elsewhere."""
         sorted_C, order_C = self.ids_C.sort()
         rank_C = torch.empty_like(order_C).scatter_(0, order_C, torch.searchsorted(sorted_C, sorted_C))
         rank_RK = torch.searchsorted(sorted_C, self.ids_RK).clamp(max=len(sorted_C) - 1)
         there_RK = (sorted_C[rank_RK] == self.ids_RK) & (self.ids_RK >= 0)
-        marked_RC = value_RK.new_zeros(len(self.ids_RK), len(sorted_C) + 1)
-        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), value_RK)
+        marked_RC = sim_RC.new_zeros(len(sim_RC), len(sorted_C) + 1)
+        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), value)
         return marked_RC[:, rank_C]
 
 

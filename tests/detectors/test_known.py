@@ -10,6 +10,7 @@ import torch
 import kinfolk as kf
 from kinfolk.detectors import Known
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.pairs import Block
 from tests.detectors.blocks import kin, random_block
 
@@ -93,6 +94,21 @@ def test_the_similarity_of_an_audit_is_the_degree(tmp_path: Path, suffix: str) -
     assert found.kin is not None
     degree = found.kin.degree(torch.zeros(6, 6))
     assert torch.allclose(degree[::2, ::2], torch.tensor([[0, 0.6, 0], [0.6, 0, 0.9], [0, 0.9, 0]]))  # f, c and a; of two the higher
+
+
+def test_an_audit_writes_the_similarities_that_become_degrees(tmp_path: Path) -> None:
+    features = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    kf.audit(features.numpy(), alpha=0.2).save(tmp_path / "audit")
+    detector = build_detector(parse("simclr+known:attract"), Context(30), {"pairs": tmp_path / "audit" / "pairs.parquet", "degrees": True})
+    assert detector is not None
+    block = random_block(0, list(range(30)), 1)
+    (found,) = detector.find(block).levels
+    assert found.kin is not None
+    assert found.kin.graded
+    unit = torch.nn.functional.normalize(features, dim=1)
+    kin = found.kin.mask(block.sim_RC) > 0
+    assert kin.any()
+    torch.testing.assert_close(found.kin.degree(block.sim_RC)[kin], (unit @ unit.T)[kin].clamp(0, 1), atol=1e-5, rtol=0)
 
 
 def test_wrong_similarities_are_named(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_teacher_that_sees_other_embeddings_waits_for_nothing(loss: str, actio
         moved = [on_device(view, requires_grad=True) for view in (one, other)]
         guide, moved_ids = on_device(taught), on_device(ids)
         LOG.reset()
-        pairs = replace(two_views(*moved, moved_ids, unit), guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
+        pairs = replace(two_views(moved[0], moved[1], moved_ids, unit), guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
         found = there.on(pairs)
         found.backward()
         assert not LOG.waits
