@@ -48,6 +48,27 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Confidence:
+    """How sure the keys of one level are, looked up only where degrees are computed.
+
+    Args:
+        value_N: of every sample of the data set, at least 0.
+        highest: the value that counts as 1, without dimensions.
+        ids_R, ids_C: the samples of rows and candidates.
+    """
+
+    value_N: Tensor
+    highest: Tensor
+    ids_R: Tensor
+    ids_C: Tensor
+
+    def of_pairs(self, dtype: torch.dtype) -> Tensor:
+        """(R, C) the lower confidence of anchor and candidate, in [0, 1]."""
+        row_R, column_C = ((self.value_N[ids] / self.highest).clamp(0, 1).to(dtype) for ids in (self.ids_R, self.ids_C))
+        return torch.minimum(row_R.unsqueeze(1), column_C)
+
+
+@dataclass(frozen=True)
 class Keys:
     """The candidates that share a key with the anchor.
 
@@ -56,6 +77,7 @@ class Keys:
         level: the one that decides; None: keys that agree at any of them.
         graded: whether the degree of kinship is the share of the levels at which keys agree; otherwise kin are kin.
         apart: turns it around: the candidates that share no key with the anchor, none where it would be all of them.
+        confidence: of the keys of each level. A level that agrees then counts by the lower confidence of the two, instead of 1.
     """
 
     key_LR: Tensor
@@ -63,6 +85,7 @@ class Keys:
     level: int | None = None
     graded: bool = False
     apart: bool = False
+    confidence: tuple[Confidence, ...] = ()
 
     def mask(self, sim_RC: Tensor) -> Tensor:
         levels = range(len(self.key_LR)) if self.level is None else [self.level]
@@ -76,10 +99,14 @@ class Keys:
         return (1 - same_RC).masked_fill(alone_R1, 0.0)
 
     def degree(self, sim_RC: Tensor) -> Tensor:
-        agree_RC = self._same(0).to(sim_RC.dtype)
+        agree_RC = self._agreement(0, sim_RC.dtype)
         for level in range(1, len(self.key_LR)):
-            agree_RC = agree_RC + self._same(level)
+            agree_RC = agree_RC + self._agreement(level, sim_RC.dtype)
         return agree_RC / len(self.key_LR)
+
+    def _agreement(self, level: int, dtype: torch.dtype) -> Tensor:
+        same_RC = self._same(level).to(dtype)
+        return same_RC * self.confidence[level].of_pairs(dtype) if self.confidence else same_RC
 
     def _same(self, level: int) -> Tensor:
         key_R, key_C = self.key_LR[level], self.key_LC[level]
@@ -91,23 +118,33 @@ class Places:
     """The candidates whose sample each row lists: (R, K) ids, below 0 for none, and the candidates' (C,) ids.
 
     Places in the matrix would be as many as there are matches, a number that only the device knows. Instead the ids are ranked among the
-    candidates' and marked there, and each candidate looks at its own mark."""
+    candidates' and marked there, and each candidate looks at its own mark.
+
+    `degree_P` and `place_RK`: degrees of all listed pairs, and where those of each row are; used where it is `graded`."""
 
     ids_RK: Tensor
     ids_C: Tensor
-    graded = False
+    degree_P: Tensor | None = None
+    place_RK: Tensor | None = None
+    graded: bool = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
+        return self._marked(sim_RC, 1.0)
+
+    def degree(self, sim_RC: Tensor) -> Tensor:
+        assert self.degree_P is not None, "it has no degrees"
+        assert self.place_RK is not None
+        return self._marked(sim_RC, self.degree_P[self.place_RK].to(sim_RC.dtype))
+
+    def _marked(self, sim_RC: Tensor, value: Tensor | float) -> Tensor:
+        """(R, C) the value, one for all or (R, K), of each listed candidate, 0 elsewhere."""
         sorted_C, order_C = self.ids_C.sort()
         rank_C = torch.empty_like(order_C).scatter_(0, order_C, torch.searchsorted(sorted_C, sorted_C))
         rank_RK = torch.searchsorted(sorted_C, self.ids_RK).clamp(max=len(sorted_C) - 1)
         there_RK = (sorted_C[rank_RK] == self.ids_RK) & (self.ids_RK >= 0)
         marked_RC = sim_RC.new_zeros(len(sim_RC), len(sorted_C) + 1)
-        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), 1.0)
+        marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), value)
         return marked_RC[:, rank_C]
-
-    def degree(self, sim_RC: Tensor) -> Tensor:
-        raise NotImplementedError("it has no degrees")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,36 @@ def test_advise_trains_audits_and_names_the_next_command(tmp_path: Path, capsys:
     assert (tmp_path / "advice" / "encoder" / "model.safetensors").is_file()
     assert run("advise", photos, "--out", tmp_path / "advice") == 2
     assert "choose another folder with --out, or replace the audit with --overwrite" in " ".join(capsys.readouterr().err.split())
+
+
+def printed(noise: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that `kinfolk audit` prints for ten classes with so much noise."""
+    labels = np.arange(200) % 10
+    np.save(tmp_path / "x.npy", np.eye(10)[labels] + noise * np.random.default_rng(0).normal(size=(200, 10)))
+    (tmp_path / "y.txt").write_text("\n".join(map(str, labels)))
+    assert run("audit", tmp_path / "x.npy", "--out", tmp_path / "out", "--labels", tmp_path / "y.txt") == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_features_are_judged_as_a_guide_for_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(0.05, tmp_path, capsys)
+    text = " ".join(" ".join(lines).split())
+    assert text.count("As a guide for training:") == 1
+    assert "are right (measured with the labels); attract the nearest." in text
+    (command,) = [line.removeprefix("Guided: ") for line in lines if line.startswith("Guided: ")]
+    words = shlex.split(command)
+    assert words[:2] == ["kinfolk", "train"]
+    assert words[words.index("--method") + 1] == "simclr+guide:attract"
+    assert Path(words[words.index("--guide") + 1]) == tmp_path / "x.npy"
+    key, _, alpha = words[words.index("--set") + 1].partition("=")
+    assert key == "detector.alpha"
+    assert 0 < float(alpha) <= 0.1
+
+
+def test_features_that_are_too_weak_for_a_guide_suggest_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(5.0, tmp_path, capsys)
+    assert "As a guide for training: too weak" in " ".join(" ".join(lines).split())
+    (command,) = [line for line in lines if line.startswith("Without a guide: ")]
+    assert "--method simclr --set framework.prior=" in command
+    assert float(command.rpartition("=")[2]) == pytest.approx(0.1, abs=0.01)
+    assert not [line for line in lines if line.startswith("Guided: ")]

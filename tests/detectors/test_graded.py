@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.detectors import FNC, IFND, GloFND, Graded, Neighbours, Oracle
-from kinfolk.detectors.base import Detector
+from kinfolk.detectors import FNC, IFND, GloFND, Graded, Known, Neighbours, Oracle
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import FastCLIP, NTXent, SogCLR
 from tests.detectors.test_guide import require_equal
@@ -52,20 +52,78 @@ def test_kin_above_a_threshold_are_attracted_by_their_margin(own_weight: float |
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, own_weight), z1, z2)
 
 
-@pytest.mark.parametrize("make", [IFND, Neighbours])
-def test_clusters_agree_to_a_degree(make: type[IFND] | type[Neighbours]) -> None:
+def test_clusterings_agree_to_a_degree() -> None:
     z1, z2, ids = views()
-    detector: Detector
-    if make is IFND:
-        detector = inner = IFND(N, num_clusters=(2, 3), schedule="constant")
-    else:
-        detector = inner = Neighbours(N, num_clusters=3, num_clusterings=2, num_background=None)  # type: ignore[assignment]
+    detector = Neighbours(N, num_clusters=3, num_clusterings=2, num_background=None)
     detector.refresh(F.normalize(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), dim=1), 0.5)
-    labels = inner.clusters.labels[:, ids.repeat(2)]
-    degree = torch.stack([(level.unsqueeze(1) == level) & (level >= 0).unsqueeze(1) for level in labels]).double().mean(0)
+    labels = detector.clusters.labels[:, ids.repeat(2)]
+    degree = torch.stack([level.unsqueeze(1) == level for level in labels]).double().mean(0)
     assert {0.0, 0.5, 1.0} == set(degree.flatten().tolist())
     loss_fn = NTXent(0.3, detector=Graded(detector), action="attract")
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, None), z1, z2)
+
+
+def refreshed_ifnd(**given: Any) -> IFND:
+    detector = IFND(N, schedule="constant", **given)
+    detector.refresh(F.normalize(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), dim=1), 0.5)
+    return detector
+
+
+@pytest.mark.parametrize("num_clusters", [(2,), (2, 3)])
+@pytest.mark.parametrize("confidence", ["sample", "cluster"])
+@pytest.mark.parametrize("final_rate", [1.0, 0.75])
+def test_pseudo_labels_count_by_the_lower_confidence(num_clusters: tuple[int, ...], confidence: str, final_rate: float) -> None:
+    z1, z2, ids = views()
+    detector = refreshed_ifnd(num_clusters=num_clusters, confidence=confidence, final_rate=final_rate)
+    degree, rows = torch.zeros(2 * B, 2 * B, dtype=torch.float64), ids.repeat(2).tolist()
+    for labels, sure in zip(detector.labels.tolist(), detector.confidence.tolist(), strict=True):
+        for a, i in enumerate(rows):
+            for c, j in enumerate(rows):
+                if labels[i] == labels[j]:
+                    degree[a, c] += min(sure[i], sure[j]) / max(sure) / len(num_clusters)
+    assert ((degree > 0) & (degree < 0.99)).any()
+    loss_fn = NTXent(0.3, detector=Graded(detector), action="attract", block_rows=4)
+    require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, None), z1, z2)
+
+
+@pytest.mark.parametrize("action", ["attract", "reweight"])
+def test_equally_sure_pseudo_labels_have_the_degree_one(action: str) -> None:
+    z1, z2, ids = views()
+    plain = refreshed_ifnd(num_clusters=(3,))
+    plain.load_state_dict({**plain.state_dict(), "confidence": torch.full_like(plain.confidence, 0.3)})
+    one, other = (NTXent(0.3, detector=each, action=action, kin_weight=0.0) for each in (plain, Graded(copy.deepcopy(plain))))  # type: ignore[arg-type]
+    require_equal(one(z1, z2, ids), other(z1, z2, ids), z1, z2)
+
+
+LISTED = [(0, 2, 0.9), (2, 5, 0.4), (5, 2, 0.6), (4, 4, 1.0), (1, 3, -0.2), (7, 8, 1.3), (0, 11, 0.5), (6, 9, 0.7), (10, 0, 0.3)]
+LISTED += [(2, 7, 0.3), (8, 5, 0.2), (2, 8, 0.55)]
+
+
+@pytest.mark.parametrize("own_weight", [None, 0.4])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_listed_pairs_are_attracted_by_their_similarity(symmetric: bool, own_weight: float | None) -> None:
+    z1, z2, ids = views()
+    of = {(i, j): s for i, j, s in LISTED}
+    degree = torch.zeros(2 * B, 2 * B, dtype=torch.float64)
+    for a, i in enumerate(ids.repeat(2).tolist()):
+        for c, j in enumerate(ids.repeat(2).tolist()):
+            there = [of[pair] for pair in [(i, j), (j, i)][: 1 + symmetric] if pair in of]
+            degree[a, c] = min(max([0.0, *there]), 1.0) if i != j else 0.0
+    assert len(set(degree.flatten().tolist())) > 3
+    pairs, similar = torch.tensor([each[:2] for each in LISTED]), torch.tensor([each[2] for each in LISTED])
+    detector = Graded(Known(N, pairs, symmetric, similarities=similar))
+    loss_fn = NTXent(0.3, detector=detector, action="attract", own_weight=own_weight, block_rows=4)
+    require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree.float().double(), own_weight), z1, z2)
+
+
+@pytest.mark.parametrize("action", ["attract", "reweight"])
+def test_listed_pairs_of_similarity_one_are_plain_kin(action: Any) -> None:
+    z1, z2, ids = views()
+    pairs = torch.tensor([each[:2] for each in LISTED])
+    ones = Known(N, pairs, similarities=torch.ones(len(pairs)))
+    for plain in (Known(N, pairs), Graded(Known(N, pairs)), ones):  # without similarities or degrees nothing changes
+        one, other = (NTXent(0.3, detector=each, action=action, kin_weight=0.0) for each in (plain, Graded(ones)))
+        require_equal(one(z1, z2, ids), other(z1, z2, ids), z1, z2)
 
 
 @pytest.mark.parametrize("action", ["attract", "reweight"])

@@ -10,6 +10,7 @@ import torch
 import kinfolk as kf
 from kinfolk.detectors import Known
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.pairs import Block
 from tests.detectors.blocks import kin, random_block
 
@@ -68,6 +69,57 @@ def test_pairs_from_a_file(tmp_path: Path, suffix: str) -> None:
     (pa.csv.write_csv if suffix == "csv" else pa.parquet.write_table)(table, path)
     block = random_block(0, [5, 0, 2, 4, 1])
     assert torch.equal(kin(Known(6, str(path)), block), kin(Known(6, torch.tensor(PAIRS)), block))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_the_similarity_of_an_audit_is_the_degree(tmp_path: Path, suffix: str) -> None:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    names = [f"{letter}.png" for letter in "abcdef"]
+    similarity = [0.9, 0.4, 0.6, 1.0, -0.2, 0.8]
+    listed = {"anchor": [i for i, _ in PAIRS], "kin": [i for _, i in PAIRS], "similarity": similarity}
+    path = tmp_path / f"pairs.{suffix}"
+    write = pa.csv.write_csv if suffix == "csv" else pa.parquet.write_table
+    write(pa.table(listed), path)
+    by_id, same = Known(6, str(path)), Known(6, torch.tensor(PAIRS), similarities=torch.tensor(similarity))
+    assert by_id.degree_P is not None
+    assert same.degree_P is not None
+    assert torch.equal(by_id.degree_P, same.degree_P)
+    write(pa.table({**listed, "anchor_key": [names[i] for i, _ in PAIRS], "kin_key": [names[i] for _, i in PAIRS]}), path)
+    with pytest.warns(KinfolkWarning, match="1 of 6 pairs"):
+        by_name = Known(5, str(path), keys=["f.png", "e.png", "c.png", "b.png", "a.png"])  # d.png is missing, so 1–3 is left out
+    (found,) = kf.Graded(by_name).find(random_block(0, [0, 2, 4])).levels
+    assert found.kin is not None
+    degree = found.kin.degree(torch.zeros(6, 6))
+    assert torch.allclose(degree[::2, ::2], torch.tensor([[0, 0.6, 0], [0.6, 0, 0.9], [0, 0.9, 0]]))  # f, c and a; of two the higher
+
+
+def test_an_audit_writes_the_similarities_that_become_degrees(tmp_path: Path) -> None:
+    features = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    kf.audit(features.numpy(), alpha=0.2).save(tmp_path / "audit")
+    detector = build_detector(parse("simclr+known:attract"), Context(30), {"pairs": tmp_path / "audit" / "pairs.parquet", "degrees": True})
+    assert detector is not None
+    block = random_block(0, list(range(30)), 1)
+    (found,) = detector.find(block).levels
+    assert found.kin is not None
+    assert found.kin.graded
+    unit = torch.nn.functional.normalize(features, dim=1)
+    kin = found.kin.mask(block.sim_RC) > 0
+    assert kin.any()
+    torch.testing.assert_close(found.kin.degree(block.sim_RC)[kin], (unit @ unit.T)[kin].clamp(0, 1), atol=1e-5, rtol=0)
+
+
+def test_wrong_similarities_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    with pytest.raises(ValueError, match=r"`similarities` \(=shape \(2,\)\) must be one finite number for each of 6 pairs"):
+        Known(6, torch.tensor(PAIRS), similarities=torch.ones(2))
+    pa.parquet.write_table(pa.table({"anchor": [0], "kin": [1], "similarity": ["much"]}), tmp_path / "x.parquet")
+    with pytest.raises(KinfolkError, match=r"column `similarity` of .* \(=string\) must be a number for each pair"):
+        Known(6, tmp_path / "x.parquet")
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from kinfolk.detectors import IFND
 from kinfolk.frameworks.clip import CLIP
+from kinfolk.frameworks.siglip import SigLIP
 
 
 def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
@@ -29,3 +30,12 @@ def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
         else:
             framework.finish(torch.randn(6, 4))
         assert told() == pytest.approx([t, t])
+
+
+def test_the_detector_of_siglip_is_given_the_learned_temperature() -> None:
+    detector = IFND(6, 2, schedule="constant")
+    framework = SigLIP(nn.Flatten(), nn.Linear(12, 4), nn.Identity(), nn.Linear(5, 4), temperature=0.07, detector=detector)
+    with torch.no_grad():
+        framework.get_parameter("objective.learned.logit_scale").fill_(-math.log(0.02))
+    framework.refresh(torch.randn(6, 4), 0.0)
+    assert detector.loss_temperature == pytest.approx(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -125,6 +126,25 @@ def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int |
     slow = queues.ir(z, ids.tolist(), bank, drawn, T, lambda i, j: degree * (j in kin[i]), action)
     torch.testing.assert_close(framework(views, ids), slow)
     assert framework.stats.counts()[1] == sum(map(len, kin)) > 0
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_prior_and_hardness_apply_to_the_drawn_entries(decoupled: bool) -> None:
+    framework = made(10, prior=0.1, hardness=0.6, decoupled=decoupled)
+    views, ids = batch(0)
+    bank, drawn, losses = framework.bank.features.clone(), framework.draw.ids().tolist(), []
+    for z, i in zip(framework.head(framework.encoder(views[0])), ids.tolist(), strict=True):
+        anchor = z / z.norm()
+        own, sums = torch.exp(anchor @ bank[i] / T), torch.stack([torch.exp(anchor @ bank[j] / T) for j in drawn if j != i])
+        hard = sums**0.6
+        estimate = (-0.1 * len(sums) * own + (hard * sums).sum() / hard.mean()) / 0.9
+        estimate = estimate.clamp(min=len(sums) * math.exp(-1 / T))
+        losses.append(-torch.log(own / (estimate if decoupled else own + estimate)))
+    slow, weights = torch.stack(losses).mean(), list(framework.encoder.parameters())
+    loss = framework(views, ids)
+    torch.testing.assert_close(loss, slow)
+    for ours, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(slow, weights), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_gradient_is_right() -> None:

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import kinfolk as kf
 from kinfolk.detectors import StartAt
 from kinfolk.errors import UsageError
+from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import Context, Method, build, detector_arguments, framework_arguments, parse
+from kinfolk.training.settings import checked_arguments
 
 NUM_SAMPLES = 24
+ESTIMATE = {"prior": 0.1, "hardness": 0.5, "decoupled": True}
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,48 @@ def test_what_is_missing_is_named() -> None:
         build(parse("simclr+oracle"), encoder, head, Context(NUM_SAMPLES))
     with pytest.raises(UsageError, match=r"needs `detector\.start_epoch`"):
         build(parse("simclr+fnc"), encoder, head, Context(NUM_SAMPLES), {}, {"top_k": 1, "update_from": 2})
+
+
+REASONS = {
+    "sogclr": {"prior": "not linear", "hardness": "ratio of two means", "decoupled": "not in the mean over negatives anyway"},
+    "la": dict.fromkeys(ESTIMATE, "in the numerator and in the denominator"),
+    "nnclr": dict.fromkeys(ESTIMATE, "entries of the queue too"),
+    "siglip": dict.fromkeys(ESTIMATE, "judged by itself"),
+}
+REASONS |= {"sogclr-clip": REASONS["sogclr"], "fastclip": REASONS["sogclr"], "rcl": REASONS["nnclr"]}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_prior_is_taken_or_refused_with_a_reason(name: str) -> None:
+    settable = framework_arguments(parse(name))
+    for key, value in ESTIMATE.items():
+        if key in settable:
+            assert name not in REASONS
+            assert checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)[key] == value
+            continue
+        with pytest.raises(UsageError, match=rf"^`framework.{key}` \(={value}\) must be left out with {name}: .*{REASONS[name][key]}"):
+            checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)
+
+
+@pytest.mark.parametrize("loss", [kf.SogCLR, kf.FastCLIP, kf.BimodalSogCLR])
+def test_losses_refuse_a_prior_themselves(loss: Any) -> None:
+    with pytest.raises(ValueError, match=r"`prior` \(=0.1\) must be left out with \w+: its maximum .* is not linear"):
+        loss(12, temperature=0.3, prior=0.1)
+
+
+@pytest.mark.parametrize("name", ["ir", "cmc", "spcl"])
+def test_a_prior_reaches_every_contrast(name: str) -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
+    framework = build(parse(name), encoder, nn.Linear(6, 4), Context(12), {"prior": 0.2, "hardness": 0.5, "decoupled": True})
+    for objective in framework.objectives:
+        assert isinstance(objective, kf.NTXent)
+        assert (objective.prior, objective.hardness, objective.positive_in_denominator) == (0.2, 0.5, False)
+
+
+@pytest.mark.parametrize("name", ["ir", "cmc"])
+def test_pooled_kin_take_no_prior(name: str) -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
+    off = {"prior": None, "hardness": None, "decoupled": False, "pool_kin": True}
+    assert build(parse(name), encoder, nn.Linear(6, 4), Context(12), off)
+    with pytest.raises(ValueError, match=r"`hardness` \(=0.5\) must be left out with LocalAggregation: close neighbours"):
+        build(parse(name), encoder, nn.Linear(6, 4), Context(12), {**off, "hardness": 0.5})

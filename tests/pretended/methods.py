@@ -15,6 +15,9 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 GLOFND: dict[str, Any] = {"alpha": 0.2, "init": "quantile"}
 QUEUE: dict[str, Any] = {"queue_size": 20, "momentum": 0.5}
 RADII: dict[str, Any] = {"warmup_epochs": 0, "radii": [0.5, 0.9], "min_samples": 2}
+ESTIMATE: dict[str, Any] = {"prior": 0.1, "hardness": 0.5}
+FEATURES = torch.eye(8)[torch.arange(NUM_SAMPLES) % 8]
+PAIRS = torch.stack((torch.arange(NUM_SAMPLES), (torch.arange(NUM_SAMPLES) + 7) % NUM_SAMPLES), 1)
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr": ("simclr", {}, {}),
     "simclr+oracle": ("simclr+oracle:attract", {}, {}),
@@ -55,6 +58,15 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sogclr-clip+glofnd": ("sogclr-clip+glofnd", {}, GLOFND),
     "siglip": ("siglip", {}, {}),
     "fastclip": ("fastclip", {}, {}),
+    "siglip+glofnd": ("siglip+glofnd", {}, GLOFND),
+    "simclr, prior": ("simclr", ESTIMATE, {}),
+    "ir, prior": ("ir", {**ESTIMATE, "num_negatives": 15}, {}),
+    "clip, prior": ("clip", ESTIMATE, {}),
+    "moco+guide, soft": ("moco+guide:attract", QUEUE, {"features": FEATURES, "temperature": 0.2}),
+    "clip+guide": ("clip+guide:reweight", {}, {"alpha": 0.2}),
+    "simclr+teacher": ("simclr+teacher", {}, {}),
+    "simclr+known": ("simclr+known:attract", {}, {"pairs": PAIRS, "similarities": torch.linspace(0, 1, len(PAIRS)), "degrees": True}),
+    "simclr+ifnd, degrees": ("simclr+ifnd:attract", {}, {"num_clusters": (3, 5), "schedule": "constant", "degrees": True}),
     "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
 }
 ONLINE = ("simclr+hierarchy", "rcl")

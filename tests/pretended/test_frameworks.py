@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device need
 def test_every_framework_and_detector_is_here() -> None:
     parts = [method.partition("+") for method, _, _ in METHODS.values()]
     assert {framework for framework, *_ in parts} == set(FRAMEWORKS)
-    assert set(DETECTORS) - {"known"} == {detector.partition(":")[0] for *_, detector in parts} - {""}
+    assert set(DETECTORS) == {detector.partition(":")[0] for *_, detector in parts} - {""}
 
 
 @pytest.mark.parametrize("name", METHODS)

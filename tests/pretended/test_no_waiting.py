@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kinfolk.detectors import (
     Components,
     Detector,
     GloFND,
+    Graded,
     Guide,
     Hierarchy,
     Known,
@@ -28,7 +30,8 @@ from kinfolk.detectors import (
     Teacher,
 )
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
-from kinfolk.objectives.base import READ_EVERY
+from kinfolk.objectives.base import READ_EVERY, unit
+from kinfolk.pairs import two_views
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
@@ -38,11 +41,13 @@ PAIRS = torch.tensor([[0, 2], [4, 8], [3, 5], [7, 9]])
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "ntxent": lambda **given: NTXent(temperature=0.3, **given),
+    "prior": lambda **given: NTXent(temperature=0.3, prior=0.1, hardness=0.5, **given),
     "local": lambda **given: LocalAggregation(temperature=0.3, **given),
     "relative": lambda **given: RelativeContrast(temperature=0.3, **given),
     "sogclr": lambda **given: SogCLR(num_samples=N, temperature=0.3, **given),
     "siglip": lambda **given: SigLIPLoss(temperature=0.3, bias=-2.0, **given),
     "clip": lambda **given: CLIPLoss(temperature=0.3, **given),
+    "clip, prior": lambda **given: CLIPLoss(temperature=0.3, prior=0.1, hardness=0.5, **given),
     "bimodal": lambda **given: BimodalSogCLR(num_samples=N, temperature=0.3, **given),
     "fastclip": lambda **given: FastCLIP(num_samples=N, temperature=0.3, **given),
     "individual": lambda **given: FastCLIP(num_samples=N, temperature=0.3, individual_lr=0.1, **given),
@@ -66,6 +71,8 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
     "neighbours": lambda: Neighbours(N, num_clusters=4, num_clusterings=2, num_background=9),
     "hierarchy": lambda: Hierarchy(N, levels=3, warmup_epochs=0, radii=[0.5, 0.9], min_samples=2),
     "known": lambda: Known(N, PAIRS),
+    "known, degrees": lambda: Graded(Known(N, PAIRS, similarities=torch.tensor([0.9, 0.2, 0.5, 1.0]))),
+    "ifnd, degrees": lambda: Graded(IFND(N, num_clusters=(3, 5), schedule="constant")),
     "components": Components,
     "teacher, soft": Teacher,
     "guide": lambda: Guide(torch.randn(N, 5, generator=torch.Generator().manual_seed(4)), alpha=0.2),
@@ -125,6 +132,31 @@ def test_a_step_waits_for_nothing(loss: str, detector: str, action: Action) -> N
     if detector != "ring, drawn":
         assert isinstance(counts[1], OnDevice)
         torch.testing.assert_close(counts[1].held[:5], counts[0][:5])
+
+
+@pytest.mark.parametrize("action", ["attract", "reweight"])
+@pytest.mark.parametrize("loss", ["ntxent", "prior", "sogclr"])
+def test_a_teacher_that_sees_other_embeddings_waits_for_nothing(loss: str, action: Action) -> None:
+    """The degrees come from the teacher's embeddings of the samples, as `simclr+teacher` has them."""
+    here = made(loss, "teacher, soft", action)
+    one, other, ids = batch(0)
+    taught = torch.nn.functional.normalize(batch(7)[0], dim=1)
+    losses = []
+    for guide in (None, taught):
+        pairs = two_views(one, other, ids, unit)
+        pairs = pairs if guide is None else replace(pairs, guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
+        losses.append(copy.deepcopy(here).on(pairs))
+    assert abs(losses[1] - losses[0]) > 1e-3
+    with pretended():
+        there = copy.deepcopy(here).to("cuda")
+        moved = [on_device(view, requires_grad=True) for view in (one, other)]
+        guide, moved_ids = on_device(taught), on_device(ids)
+        LOG.reset()
+        pairs = replace(two_views(moved[0], moved[1], moved_ids, unit), guide=guide, candidate_guide=guide.repeat_interleave(2, 0))
+        found = there.on(pairs)
+        found.backward()
+        assert not LOG.waits
+    torch.testing.assert_close(found.held, losses[1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_broken_step_leaves_no_trace() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from torch import Tensor, nn
 
+from kinfolk.cli import main
 from kinfolk.errors import UsageError
 from kinfolk.training.guides import guide_features
 from tests.report.synthetic import images
@@ -42,3 +49,59 @@ def test_without_keys_rows_are_in_order(tmp_path: Path) -> None:
     features_of(tmp_path / "short.npy", list(data.samples.keys)[:7], named=False)
     with pytest.raises(UsageError, match="has 7 rows"):
         guide_features(tmp_path / "short.npy", data)
+
+
+class Colours(nn.Module):
+    """Stands for a model of timm without its classifier: the mean of each channel."""
+
+    num_features = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sides.add(x.shape[-1])
+        return x.mean((2, 3))
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module named timm that has one model."""
+    fake: Any = ModuleType("timm")
+    fake.made = []
+
+    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
+        fake.made.append((name, pretrained, num_classes))
+        fake.model = Colours()
+        return fake.model  # type: ignore[no-any-return]
+
+    fake.is_model, fake.list_models, fake.create_model = lambda name: name == "colours", lambda: ["colours"], create_model
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    return fake
+
+
+def test_a_pretrained_model_of_timm_embeds_the_training_samples(timm: Any) -> None:
+    data = images(20)
+    features = guide_features("timm/colours", data)
+    assert timm.made == [("colours", True, 0)]
+    assert timm.model.sides == {128}  # images of 12 pixels are enlarged
+    assert features.shape == (data.num_train, 3)
+    assert features.dtype == torch.float16
+    assert torch.allclose(features.float().norm(dim=1), torch.ones(data.num_train), atol=1e-3)
+    assert (features[1] - features[0]).norm() > (features[4] - features[0]).norm()  # every fourth has the same colour
+    with pytest.raises(UsageError, match=r"timm has no model 'colors'.*did you mean colours"):
+        guide_features("timm/colors", data)
+
+
+def test_training_by_a_model_of_timm_from_the_command_line(tmp_path: Path, timm: Any) -> None:
+    np.savez(tmp_path / "data.npz", images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8))
+    words = ["train", "--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "run"), "--method", "simclr+guide"]
+    words += ["--guide", "timm/colours", "--epochs", "1", "--batch-size", "8"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, *(word for each in ("detector.alpha=0.2", "model.width=8", "views.size=8") for word in ("--set", each))])
+    assert not left.value.code
+    assert timm.made == [("colours", True, 0)]  # once, also for the gallery of the report
+    assert "features: timm/colours" in (tmp_path / "run" / "config.yaml").read_text()
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["flagged"] == pytest.approx(0.2, abs=0.1)

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
+from safetensors.torch import load_file
 
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import TEST_SPLITS
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.training.checkpoint import CheckpointSaver
+from kinfolk.training.checkpoint import AtomicCheckpointIO, CheckpointSaver, read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.epoch_metrics import _parts
 from kinfolk.training.module import NonFiniteLossError
@@ -38,7 +40,7 @@ def folder_of(path: Path, number: int = 20) -> Path:
     return path
 
 
-def stopped(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     """A run that ended after its first epoch, as if killed."""
     with monkeypatch.context() as patched:
         original = CheckpointSaver.on_train_epoch_end
@@ -49,7 +51,29 @@ def stopped(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         patched.setattr(CheckpointSaver, "on_train_epoch_end", end)
         with pytest.raises(RuntimeError, match="killed"):
-            tiny(data, out)
+            tiny(data, out, **more)
+
+
+NEWER = ("head.second", "framework.own_weight", "framework.prior", "framework.hardness", "framework.decoupled", "detector.degrees")
+"""Settings that runs of an earlier version do not have. Each is off by default."""
+
+
+def test_a_run_from_before_a_setting_existed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, method = folder_of(tmp_path / "images"), {"method": "simclr+fnc:attract", "settings": {"detector.top_k": 2}}
+    stopped(data, tmp_path / "run", monkeypatch, **method)
+    run = Run(tmp_path / "run")
+    config, state = yaml.safe_load(run.config.read_text()), read_checkpoint(run.checkpoint)
+    for key in NEWER:
+        section, name = key.split(".")
+        del config[section][name]
+        state["kinfolk"]["settings"].pop(key, None)
+    run.config.write_text(yaml.safe_dump(config))
+    AtomicCheckpointIO().save_checkpoint(state, run.checkpoint)
+    with pytest.raises(KinfolkError, match=r"`framework.prior` \(=0.1\) was None when the run began"):
+        tiny(data, run.path, resume=True, settings={"framework.prior": 0.1})
+    assert [row["epoch"] for row in tiny(data, run.path, resume=True).epochs()] == [1, 2]
+    whole = tiny(data, tmp_path / "whole", **method)
+    assert all(torch.equal(value, load_file(whole.model)[name]) for name, value in load_file(run.model).items())
 
 
 @pytest.mark.parametrize("case", ["a refused file is mended", "a file is spoilt under the same size and time"])

@@ -236,6 +236,6 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
     console.print(f"\nNext: {decided.command}", markup=False)
     sentence, command = guide_advice(found, given.features, given.data)
     console.print(Text(printable(sentence)), soft_wrap=False)
-    console.print(f"Guided: {command}", markup=False)
+    console.print(f"{'Guided' if '+guide' in command else 'Without a guide'}: {command}", markup=False)
     console.print(f"Page: {out / 'audit.html'}", markup=False)
     console.print(f"Pairs: {out / 'pairs.parquet'} (for `kinfolk train --method simclr+known --known-kin`)", markup=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.detectors.base import Found
 from kinfolk.detectors.wrapped import Wrapped
-from kinfolk.kinship import Interval, Keys, Mask, Roles
+from kinfolk.kinship import Interval, Keys, Mask, Places, Roles
 from kinfolk.pairs import Block
 
 
@@ -22,11 +22,13 @@ class Graded(Wrapped):
     """Wraps a detector: its kin are the same, and each has a degree, by which it is attracted or taken from the denominator.
 
         kin above a threshold (FNC, GloFND)         degree = (s − threshold) / (1 − threshold)
-        kin by clusters (IFND, Neighbours, Ring)    degree = share of the levels or clusterings at which anchor and candidate agree
+        kin by clusters (Neighbours, Ring)          degree = share of the clusterings in which anchor and candidate agree
+        kin by labels with a confidence κ (IFND)    degree = mean over levels of 1[labels agree] · min(κ_i, κ_j) / max κ of the level
+        listed pairs with a similarity (Known)      degree = that similarity, in [0, 1]
         kin with degrees of their own (Hierarchy)   these
 
-    What a detector answers in other forms (Oracle, Known, a hard Guide) keeps the degree 1. Levels that would each be a loss of their own
-    become one answer. `eliminate` knows no degrees, so there nothing changes but that.
+    What a detector answers in other forms (Oracle, Known without similarities, a hard Guide) keeps the degree 1. Levels that would each be
+    a loss of their own become one answer. `eliminate` knows no degrees, so there nothing changes but that.
 
     Args:
         detector: the wrapped one.
@@ -56,7 +58,8 @@ def joined(levels: Sequence[Roles]) -> tuple[Roles, ...]:
         return tuple(levels)
     rows = torch.cat([each.key_LR if each.level is None else each.key_LR[[each.level]] for each in keys if isinstance(each, Keys)])
     columns = torch.cat([each.key_LC if each.level is None else each.key_LC[[each.level]] for each in keys if isinstance(each, Keys)])
-    return (Roles(kin=Keys(rows, columns)),)
+    confidence = tuple(one for each in keys if isinstance(each, Keys) for one in each.confidence)
+    return (Roles(kin=Keys(rows, columns, confidence=confidence if len(confidence) == len(rows) else ())),)
 
 
 def graded(roles: Roles, sim_RC: Tensor) -> Roles:
@@ -68,5 +71,7 @@ def graded(roles: Roles, sim_RC: Tensor) -> Roles:
         width_R1 = (1 - lower_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
         return replace(roles, kin=Mask(kin.mask(sim_RC), ((sim_RC - lower_R1) / width_R1).clamp(0, 1)))
     if isinstance(kin, Keys) and kin.level is None and not kin.apart:
+        return replace(roles, kin=replace(kin, graded=True))
+    if isinstance(kin, Places) and kin.degree_P is not None:
         return replace(roles, kin=replace(kin, graded=True))
     return roles

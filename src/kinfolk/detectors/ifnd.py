@@ -6,6 +6,7 @@ Dimension key: N data set, D features, L levels, K clusters, R rows of a block, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -28,7 +29,8 @@ from kinfolk.clustering.confidence import (
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.detectors.base import Detector, Found, Space
 from kinfolk.detectors.shared_labels import same_label
-from kinfolk.kinship import Roles
+from kinfolk.kinship import Confidence as KeyConfidence
+from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Collected
 
@@ -141,6 +143,7 @@ class IFND(Detector):
         self.register_buffer("labels", self._alone())
         self.register_buffer("confidence", torch.zeros(len(self.num_clusters), num_samples))
         self._number_L1, self._anybody = torch.tensor(self.num_clusters).unsqueeze(1), False
+        self._highest_L = torch.ones(len(self.num_clusters))
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
@@ -167,7 +170,11 @@ class IFND(Detector):
     def find(self, block: Block) -> Found:
         if not self._anybody:
             return Found((Roles(),))
-        return Found(tuple(Roles(kin=same_label(self.labels, block, level)) for level in range(len(self.labels))))
+        return Found(tuple(Roles(kin=self._level(block, level)) for level in range(len(self.labels))))
+
+    def _level(self, block: Block, level: int) -> Keys:
+        sure = KeyConfidence(self.confidence[level], self._highest_L[level], block.row_ids, block.candidate_ids)
+        return replace(same_label(self.labels, block, level), confidence=(sure,))
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         assert self.collected is not None
@@ -214,6 +221,8 @@ class IFND(Detector):
     def _changed(self) -> None:
         self._number_L1 = self._number_L1.to(self.labels.device)
         self._anybody = bool((self.labels < self._number_L1).any())
+        highest_L = self.confidence.amax(1)
+        self._highest_L = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IFND:
         before = self.confidence

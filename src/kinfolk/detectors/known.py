@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Known(Detector):
         keys: (N,) names of the samples. A file with the columns `anchor_key` and `kin_key` is then matched by name: its pairs may come from
             other samples or another order, and pairs of samples that are not in the training are left out with a warning.
         symmetric: a pair holds both ways, also where only one of the two lists the other.
+        similarities: (P,) how similar the two samples of each pair are; with `Graded` the degree of kinship, cut to [0, 1]. Of a pair
+            that is listed more than once the highest counts. None: the column `similarity` of the file; without one, kin have no degrees.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -47,21 +49,34 @@ class Known(Detector):
     needs: ClassVar[str] = "pairs (--known-kin FILE)"
     addresses: ClassVar[bool] = True
 
-    def __init__(self, num_samples: int, pairs: str | Path | Tensor, symmetric: bool = True, keys: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        pairs: str | Path | Tensor,
+        symmetric: bool = True,
+        keys: Sequence[str] | None = None,
+        similarities: Tensor | None = None,
+    ) -> None:
         super().__init__()
         if num_samples < 1:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
         self.num_samples, self.symmetric = num_samples, symmetric
         name = "`pairs`" if isinstance(pairs, Tensor) else f"`{pairs}`"
-        pairs_P2 = pairs if isinstance(pairs, Tensor) else read_pairs(pairs, keys, num_samples)
+        pairs_P2, listed_P = (pairs, None) if isinstance(pairs, Tensor) else read_known(pairs, keys, num_samples)
+        listed_P = listed_P if similarities is None else similarities
         if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2 or pairs_P2.is_floating_point() or pairs_P2.dtype == torch.bool:
             raise ValueError(f"{name} (={pairs_P2.dtype}, shape {tuple(pairs_P2.shape)}) must be integers of the shape (pairs, 2)")
-        start_N, kin_P = _by_anchor(pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name)
+        if listed_P is not None and (listed_P.shape != (len(pairs_P2),) or not bool(listed_P.isfinite().all())):
+            shape = tuple(listed_P.shape)
+            raise ValueError(f"`similarities` (=shape {shape}) must be one finite number for each of {len(pairs_P2):,} pairs")
+        start_N, kin_P, degree_P = _by_anchor(pairs_P2.to(torch.int64).cpu(), num_samples, symmetric, name, listed_P)
         self.longest = int(start_N.diff().max())
         self.start_N: Tensor
         self.kin_P: Tensor
+        self.degree_P: Tensor | None
         self.register_buffer("start_N", start_N, persistent=False)
         self.register_buffer("kin_P", kin_P, persistent=False)
+        self.register_buffer("degree_P", degree_P, persistent=False)
 
     def find(self, block: Block) -> Found:
         """Hands over each row's list, as wide as the longest of all."""
@@ -71,8 +86,9 @@ class Known(Detector):
             return Found((Roles(),))
         first_R1, end_R1 = self.start_N[ids_R].unsqueeze(1), self.start_N[ids_R + 1].unsqueeze(1)
         place_RK = first_R1 + torch.arange(self.longest, device=ids_R.device)
-        listed_RK = torch.where(place_RK < end_R1, self.kin_P[place_RK.clamp(max=len(self.kin_P) - 1)], -1)
-        return Found((Roles(kin=Places(listed_RK, block.candidate_ids)),))
+        last_RK = place_RK.clamp(max=len(self.kin_P) - 1)
+        listed_RK = torch.where(place_RK < end_R1, self.kin_P[last_RK], -1)
+        return Found((Roles(kin=Places(listed_RK, block.candidate_ids, self.degree_P, last_RK)),))
 
     def silent_reason(self) -> str | None:
         return None if len(self.kin_P) else "`pairs` lists no pair of two different samples; give the pairs of these samples"
@@ -82,7 +98,15 @@ class Known(Detector):
 
 
 def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None) -> Tensor:
-    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have keys. Reading it never runs code.
+    """(P, 2) sample ids of anchor and kin in a table; see `read_known`."""
+    return read_known(path, keys, num_samples)[0]
+
+
+def read_known(
+    path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """(P, 2) sample ids of anchor and kin in a table, matched by `keys` (N,) where both sides have keys, and their (P,) similarities if
+    the table has the column. Reading it never runs code.
 
     A table without keys must come from an audit of `num_samples` samples, if it records how many were audited.
     """
@@ -103,9 +127,11 @@ def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, 
         table.column_names  # noqa: B018 — names that are not UTF-8 are an error here
     except Exception as error:  # readers raise nearly anything on a broken file
         raise KinfolkError(f"`{path}` is not a readable table of known kin ({first_line(error)})") from error
+    similarity = _similarities(path, table)
     # The keys of an array are only row numbers, which fit any other array: its pairs are matched by the number of samples.
     if keys is not None and {"anchor_key", "kin_key"} <= set(table.column_names) and not re.fullmatch(r"\w+/\d+", keys[0]):
-        return _by_key(path, table["anchor_key"].to_pylist(), table["kin_key"].to_pylist(), keys)
+        pairs_P2, rows_P = _by_key(path, table["anchor_key"].to_pylist(), table["kin_key"].to_pylist(), keys)
+        return pairs_P2, None if similarity is None else similarity[rows_P]
     audited = (table.schema.metadata or {}).get(b"kinfolk.samples")
     if num_samples is not None and audited is not None and int(audited) != num_samples:
         raise UsageError(
@@ -117,13 +143,26 @@ def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, 
         if name not in table.column_names or not pa.types.is_integer(table[name].type) or table[name].null_count:
             raise KinfolkError(f"`{path}` must have the columns `anchor` and `kin` of sample ids; it has {', '.join(table.column_names)}")
         columns.append(torch.tensor(table[name].to_numpy(), dtype=torch.int64))
-    return torch.stack(columns, 1)
+    return torch.stack(columns, 1), similarity
 
 
-def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str]) -> Tensor:
-    """(P, 2) ids of the pairs whose samples are both among `keys`."""
+def _similarities(path: Path, table: Any) -> Tensor | None:
+    """(P,) the column `similarity`, or None if there is none."""
+    import pyarrow as pa
+
+    if "similarity" not in table.column_names:
+        return None
+    column = table["similarity"]
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)) or column.null_count:
+        raise KinfolkError(f"the column `similarity` of `{path}` (={column.type}) must be a number for each pair; mend it or leave it out")
+    return torch.tensor(column.to_numpy(), dtype=torch.float32)
+
+
+def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """(P, 2) ids of the pairs whose samples are both among `keys`, and (P,) their rows in the table."""
     place = {key.encode("utf-8", "backslashreplace").decode(): at for at, key in enumerate(keys)}
-    found = [(place[one], place[other]) for one, other in zip(anchors, kin, strict=True) if one in place and other in place]
+    listed = enumerate(zip(anchors, kin, strict=True))
+    found = [(row, place[one], place[other]) for row, (one, other) in listed if one in place and other in place]
     missing = len(anchors) - len(found)
     if anchors and not found:
         raise UsageError(
@@ -133,11 +172,15 @@ def _by_key(path: Path, anchors: list[str], kin: list[str], keys: Sequence[str])
     if missing:
         text = f"{missing:,} of {len(anchors):,} pairs in `{path}` name samples that are not in the training, and are left out"
         warnings.warn(text, KinfolkWarning, stacklevel=2)
-    return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
+    found_P3 = torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
+    return found_P3[:, 1:], found_P3[:, 0]
 
 
-def _by_anchor(pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str) -> tuple[Tensor, Tensor]:
-    """(N + 1,), (P,): where each anchor's kin begin, and the kin, each once; a sample is not its own kin."""
+def _by_anchor(
+    pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str, similarities: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(N + 1,), (P,), (P,): where each anchor's kin begin, and the kin, each once, with their degrees where similarities are known. A
+    sample is not its own kin."""
     if len(pairs_P2):
         low, high = (int(x) for x in pairs_P2.aminmax())
         if low < 0 or high >= num_samples:
@@ -145,10 +188,15 @@ def _by_anchor(pairs_P2: Tensor, num_samples: int, symmetric: bool, name: str) -
                 f"{name} (=sample id {low if low < 0 else high}) must be in [0, {num_samples}): there are that many training samples; "
                 "take the pairs from features of exactly these, in their order"
             )
+    degree_P = None if similarities is None else similarities.detach().float().cpu().clamp(0, 1)
     if symmetric:
         pairs_P2 = torch.cat([pairs_P2, pairs_P2.flip(1)])
-    pairs_P2 = pairs_P2[pairs_P2[:, 0] != pairs_P2[:, 1]]
-    key_P = torch.unique(pairs_P2[:, 0] * num_samples + pairs_P2[:, 1])
+        degree_P = None if degree_P is None else degree_P.repeat(2)
+    other_P = pairs_P2[:, 0] != pairs_P2[:, 1]
+    pairs_P2, degree_P = pairs_P2[other_P], None if degree_P is None else degree_P[other_P]
+    key_P, place_P = torch.unique(pairs_P2[:, 0] * num_samples + pairs_P2[:, 1], return_inverse=True)
+    if degree_P is not None:
+        degree_P = torch.zeros(len(key_P)).scatter_reduce(0, place_P, degree_P, "amax")
     anchor_P, kin_P = key_P.div(num_samples, rounding_mode="floor"), key_P % num_samples
     start_N = torch.searchsorted(anchor_P, torch.arange(num_samples + 1))
-    return start_N, kin_P
+    return start_N, kin_P, degree_P

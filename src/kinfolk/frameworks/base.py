@@ -55,6 +55,8 @@ class Framework(OnHost, ABC):
     """Which of its views are cropped and flipped alone."""
     guides: ClassVar[frozenset[str]] = frozenset()
     """What it can hand over to a detector as the guide of `Pairs`; see `Detector.reads`."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Settings of other frameworks that make no sense here, each with the reason; usually those of its loss."""
     view_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the views that the framework requires."""
 

@@ -10,6 +10,7 @@ Dimension key: V views, B batch, T tokens, F features, D embedding.
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.frameworks.base import Framework, OwnRate
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective, SogCLR
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.fastclip import TemperatureGradient
@@ -124,6 +125,7 @@ class SogCLRCLIP(ImageText):
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "captions; two numbers per sample"
+    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
 
     def __init__(
         self,
@@ -154,6 +156,7 @@ class FastCLIPFramework(ImageText):
 
     paper: ClassVar[str] = "Wei et al., 2024"
     needs: ClassVar[str] = "captions; two numbers per sample"
+    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
 
     def __init__(
         self,

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.ir import bank_objective
 from kinfolk.models.heads import embedding_size
-from kinfolk.objectives import LocalAggregation, NTXent, Objective
-from kinfolk.objectives.base import Shared, with_detector
+from kinfolk.objectives import Objective
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank, Draw
 from kinfolk.stores.per_sample import finite
@@ -44,7 +45,7 @@ class CMC(Framework):
         num_negatives: K entries drawn at random in every step, without replacement, the same for both banks. The whole banks are used if
             they have no more entries, or with None.
         bank_momentum: m of both banks, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXent`.
         pool_kin: whether attracted kin are summed inside the logarithm; see `IR`.
 
     State: both banks, the draw, and the state of both detectors.
@@ -68,11 +69,11 @@ class CMC(Framework):
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
         pool_kin: bool = False,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
-        loss, first = LocalAggregation if pool_kin else NTXent, shared.get("detector")
-        shared.setdefault("action", "eliminate")
-        light, colour = (loss(temperature, **with_detector(shared, each)) for each in (first, copy.deepcopy(first)))
+        first: Estimate = {"action": "eliminate", **shared}
+        second: Estimate = {**first, "detector": copy.deepcopy(first.get("detector"))}
+        light, colour = (bank_objective(temperature, pool_kin, given) for given in (first, second))
         super().__init__(encoder, head, light)
         size = embedding_size(encoder, head)
         if size % 2:

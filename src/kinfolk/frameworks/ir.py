@@ -13,8 +13,8 @@ from typing_extensions import Unpack
 
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
-from kinfolk.objectives import LocalAggregation, NTXent
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives import LocalAggregation, NTXent, Objective
+from kinfolk.objectives.debiased import Estimate, without_estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Bank
 from kinfolk.stores.memory_bank import Draw
@@ -35,7 +35,7 @@ class IR(Framework):
         num_negatives: K entries drawn at random in every step, without replacement. The whole bank is used if it has no more entries, or
             with None.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXent`.
         pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the Ring paper. The loss is then
             `LocalAggregation`, which is small if some of them are near. If False, each of them is a separate positive. Without attracted
             kin there is no difference.
@@ -60,11 +60,10 @@ class IR(Framework):
         bank_momentum: float = 0.5,
         temperature: float = 0.07,
         pool_kin: bool = False,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
-        loss = LocalAggregation if pool_kin else NTXent
         shared.setdefault("action", "eliminate")
-        super().__init__(encoder, head, loss(temperature, **shared))
+        super().__init__(encoder, head, bank_objective(temperature, pool_kin, shared))
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
         self.draw = Draw(num_samples, num_negatives)
 
@@ -83,3 +82,8 @@ class IR(Framework):
             self.bank.write(ids, z, sound)
             self.draw.advance(sound)
         return loss
+
+
+def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
+    """The loss over entries of a bank: `LocalAggregation` if attracted kin are summed inside the logarithm, otherwise `NTXent`."""
+    return LocalAggregation(temperature, **without_estimate(given)) if pool_kin else NTXent(temperature, **given)

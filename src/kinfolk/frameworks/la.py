@@ -5,6 +5,7 @@ Dimension key: B batch, D embedding, N data set.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -49,6 +50,7 @@ class LA(Framework):
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
     needs: ClassVar[str] = "one vector per sample; clusters, refreshed each epoch"
     num_views: ClassVar[int] = 1
+    refused: ClassVar[Mapping[str, str]] = LocalAggregation.refused
 
     def __init__(
         self,

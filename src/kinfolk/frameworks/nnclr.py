@@ -6,6 +6,7 @@ Dimension key: A rows (both views of the batch), D embedding, K = 1 key, H = 1 c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -44,6 +45,7 @@ class NNCLR(SupportFramework):
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
     needs: ClassVar[str] = "queue smaller than the data"
+    refused: ClassVar[Mapping[str, str]] = RelativeContrast.refused
 
     def __init__(
         self,

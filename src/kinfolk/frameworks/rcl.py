@@ -8,7 +8,7 @@ Dimension key: N data set, B samples of a step, A rows (both views of the batch)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -205,6 +205,7 @@ class RCL(SupportFramework):
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
     needs: ClassVar[str] = "queue smaller than the data; one DBSCAN of all samples"
+    refused: ClassVar[Mapping[str, str]] = RelativeContrast.refused
 
     def __init__(
         self,

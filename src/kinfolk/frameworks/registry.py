@@ -28,10 +28,11 @@ _SET_BY_TRAINING = {
     "num_samples",
     "labels",
     "keys",
+    "similarities",
     "detector",
     "action",
 }
-"""Arguments that the training passes. All others in a signature can be set by the user."""
+"""Arguments that the training passes, or that are read from a file with another one. All others in a signature can be set by the user."""
 
 
 @dataclass(frozen=True)

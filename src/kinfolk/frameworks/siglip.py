@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import nn
@@ -25,6 +26,7 @@ class SigLIP(ImageText):
 
     paper: ClassVar[str] = "Zhai et al., ICCV 2023"
     needs: ClassVar[str] = "captions"
+    refused: ClassVar[Mapping[str, str]] = SigLIPLoss.refused
 
     def __init__(
         self,
@@ -51,6 +53,6 @@ class SigLIP(ImageText):
         loss = cast(SigLIPLoss, self.objective)
         return {**Framework.metrics.fget(self), "temperature": loss.present_temperature, "bias": float(loss.bias.detach())}  # type: ignore[attr-defined]
 
-    def _tell_temperature(self) -> None:
+    def _update_detector_temperature(self) -> None:
         for detector in self.detectors:
             detector.set_loss_temperature(cast(SigLIPLoss, self.objective).present_temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import nn
@@ -22,6 +23,7 @@ class SogCLRFramework(TaughtBatch):
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "one number per sample"
+    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import Shared
+from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.prototype import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric
 from kinfolk.pairs import integer_ids
@@ -143,7 +143,8 @@ class SPCL(Framework):
         every: epochs between two refreshes.
         reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
         warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `ClusterLabels`.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, positive_in_denominator: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        positive_in_denominator, prior, hardness, decoupled: see `NTXent`.
 
     State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the number of `draws` of pairs, and whether
     the prototypes have `begun`.
@@ -179,7 +180,7 @@ class SPCL(Framework):
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
-        **shared: Unpack[Shared],
+        **shared: Unpack[Estimate],
     ) -> None:
         objective = NTXent(temperature, positive_in_denominator, **shared)
         super().__init__(encoder, head, objective)

@@ -85,10 +85,14 @@ class Objective(nn.Module, ABC):
     """Whether it goes by the degrees of the own positives."""
     addresses: ClassVar[bool] = False
     """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Settings of other losses that make no sense here, each with the reason."""
 
     def __init__(self, temperature: float, **shared: Unpack[Shared]) -> None:
         super().__init__()
-        for name in shared:
+        for name, value in shared.items():
+            if name in self.refused:
+                raise ValueError(f"`{name}` (={value}) must be left out with {type(self).__name__}: {self.refused[name]}")
             if name not in USUAL:
                 raise TypeError(f"{type(self).__name__} has no argument `{name}`; the shared ones are {', '.join(USUAL)}")
         given: Shared = {**USUAL, **shared}

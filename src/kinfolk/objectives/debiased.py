@@ -30,6 +30,11 @@ USUAL_ESTIMATE: Estimate = {**USUAL, "prior": None, "hardness": None, "decoupled
 """Their values where they are not given."""
 
 
+def without_estimate(given: Estimate) -> Shared:
+    """The shared arguments, and those of the estimate only where they are set: a loss that has none refuses them with a reason."""
+    return {name: value for name, value in given.items() if name in USUAL or value}  # type: ignore[return-value]
+
+
 def checked_estimate(prior: float | None, hardness: float | None) -> tuple[float, float]:
     """τ⁺ and β, 0 where they are not given."""
     if prior is not None and not 0 <= prior < 1:

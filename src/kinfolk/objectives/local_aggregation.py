@@ -6,6 +6,7 @@ Dimension key: R rows of a block, P own positives.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -39,6 +40,10 @@ class LocalAggregation(Objective):
     attracted_stay: ClassVar[bool] = True
     shares_pull: ClassVar[bool] = False
     pools_kin: ClassVar[bool] = True
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prior", "hardness", "decoupled"),
+        "close neighbours are in the numerator and in the denominator, and a denominator that is estimated by itself could be the smaller",
+    )
 
     def __init__(
         self,

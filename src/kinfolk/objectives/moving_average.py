@@ -38,6 +38,11 @@ class Averaged(Objective):
     attracted_stay: ClassVar[bool] = False
     addresses: ClassVar[bool] = True
     reads_weight: ClassVar[bool] = True
+    refused: ClassVar[Mapping[str, str]] = {
+        "prior": "its maximum with the least possible sum is not linear, so it does not carry over to a moving average of the mean",
+        "hardness": "it weighs negatives by a ratio of two means, and the average of ratios over batches is not the ratio over the data",
+        "decoupled": "the positive is not in the mean over negatives anyway",
+    }
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ Dimension key: R rows of a block, P keys.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -39,6 +40,10 @@ class RelativeContrast(Objective):
     attracted_stay: ClassVar[bool] = True
     shares_pull: ClassVar[bool] = False
     grades: ClassVar[bool] = True
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prior", "hardness", "decoupled"),
+        "retrieved keys are entries of the queue too, so the sum over negatives contains positives, which would count as the hardest",
+    )
 
     def terms(self, rows: Rows) -> Terms:
         t = rows.temperature

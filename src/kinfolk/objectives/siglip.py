@@ -52,6 +52,9 @@ class SigLIPLoss(Objective):
 
     attracted_stay: ClassVar[bool] = True
     shares_pull: ClassVar[bool] = False
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prior", "hardness", "decoupled"), "each pair is judged by itself, so there is no sum over negatives to estimate"
+    )
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ PACKAGES = ("timm", "torchvision", "open_clip")
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
 """Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged to 128."""
 
+_LAST: WeakKeyDictionary[ImageData, tuple[str, Tensor]] = WeakKeyDictionary()
+"""The model that embedded some data last, and its features: the report after a training does not embed the same images again."""
+
 
 def guide_features(named: str | Path, data: ImageData) -> Tensor:
     """(N, F) features of the training samples in data-set order.
@@ -35,8 +39,12 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
     """
     path = Path(named)
     if str(named).partition("/")[0] in PACKAGES and not path.exists():
-        encoder = build_encoder(str(named), pretrained=True)
-        return _embedded(encoder, Views("plain", SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE), data)
+        last, features_NF = _LAST.get(data, ("", None))
+        if features_NF is None or last != str(named):
+            encoder = build_encoder(str(named), pretrained=True)
+            features_NF = _embedded(encoder, Views("plain", SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE), data)
+            _LAST[data] = str(named), features_NF
+        return features_NF
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UsageError(

@@ -187,6 +187,8 @@ def _filled(
     target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
 ) -> BaseModel:
     for key in given:
+        if key in getattr(target, "refused", {}):
+            raise UsageError(f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}: {target.refused[key]}")  # type: ignore[attr-defined]
         if key not in parameters:
             raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
     try:
