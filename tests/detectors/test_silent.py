@@ -7,7 +7,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kinfolk.detectors import DETECTORS, FNC, IFND, Cave, Detector, GloFND, Hierarchy, Known, Neighbours, Oracle, Ring, StartAt
+from kinfolk.detectors import (
+    DETECTORS,
+    FNC,
+    IFND,
+    Cave,
+    Components,
+    Detector,
+    GloFND,
+    Guide,
+    Hierarchy,
+    Known,
+    Neighbours,
+    Oracle,
+    Ring,
+    StartAt,
+    Teacher,
+)
 from kinfolk.objectives import NTXent
 
 LABELS, PAIRS, NONE = torch.arange(8) % 2, torch.tensor([[0, 1]]), torch.zeros(0, 2, dtype=torch.int64)
@@ -52,6 +68,9 @@ HEARD: list[Callable[[], Detector]] = [
     lambda: Ring(0, 1, num_samples=8, num_clusters=2),
     lambda: Known(8, PAIRS),
     lambda: FNC(min_similarity=0.9),
+    lambda: Guide(torch.eye(8), alpha=0.1),
+    Teacher,
+    Components,
     lambda: Oracle(LABELS),
     lambda: Cave(8, num_clusters=3, every=30),
     lambda: Neighbours(8, num_clusters=3, every=30),

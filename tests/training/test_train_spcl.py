@@ -61,7 +61,7 @@ def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.Mo
         assert framework.encoder.training
 
     monkeypatch.setattr(TrainingModule, "training_step", training_step)
-    monkeypatch.setattr(spcl, "renew", renewed)
+    monkeypatch.setattr(spcl, "reinitialise", renewed)
     monkeypatch.setattr(refresh.Refresh, "on_train_epoch_start", started)
     rows = train(**training(tmp_path / "run", **SPCL)).epochs()
     assert [row["epoch"] for row in rows] == [1, 2]
