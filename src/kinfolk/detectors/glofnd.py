@@ -193,7 +193,9 @@ class GloFND(Detector):
             share_1, excess_1, *seen = mean_1F[:, :4].unbind(1)
             moments_21 = thresholds.follow(before_1F, torch.stack(seen), at)
             level_1 = torch.addcmul(moments_21[0], moments_21[1], before_1F[:, 1])
-            new_1F = thresholds.stepped(before_1F, moments_21, level_1, share_1, excess_1, None, self.alpha, at)[:, :5]
+            new_1F = thresholds.stepped(before_1F, moments_21, level_1, share_1, excess_1, before_1F[:, 4] == 0, None, self.alpha, at)[
+                :, :5
+            ]
         else:
             state: State = dict(zip(self.store.fields, before_1F.unbind(1), strict=True))
             new = self.rule.descend(state, mean_1F[:, 0], self.alpha)

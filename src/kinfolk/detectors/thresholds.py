@@ -149,11 +149,11 @@ def track(
     Returns:
         (b, 6) the new state and y; and (b,) the level above which candidates are flagged in this visit.
     """
-    place_b, tail_b = state_b5[:, 1], state_b5[:, 2]
+    place_b, tail_b, fresh_b = state_b5[:, 1], state_b5[:, 2], state_b5[:, 4] == 0
     moments_2b = follow(state_b5, moments(sim_bM, n_b), at)
     level_b = torch.addcmul(moments_2b[0], moments_2b[1], torch.addcmul(place_b, tail_b, drift))
-    new_b6 = stepped(state_b5, moments_2b, level_b, *above(sim_bM, n_b, level_b), drift, alpha, at)
-    return new_b6, level_b if init == "quantile" else level_b.masked_fill(state_b5[:, 4] == 0, torch.inf)
+    new_b6 = stepped(state_b5, moments_2b, level_b, *above(sim_bM, n_b, level_b), fresh_b, drift, alpha, at)
+    return new_b6, level_b if init == "quantile" else level_b.masked_fill(fresh_b, torch.inf)
 
 
 def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
@@ -162,8 +162,7 @@ def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
         sim_bM = sim_bM[:, :: sim_bM.shape[1] // _SAMPLED]
         n_b = others(sim_bM).sum(1)
     mean_b = (sim_bM.clamp(min=-1).sum(1) + sim_bM.shape[1]) / n_b - 1  # an entry below −2 counts as −1, and so adds nothing
-    spread_b = (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b
-    return torch.stack((mean_b, spread_b))
+    return torch.stack((mean_b, (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b))
 
 
 def follow(state_b5: Tensor, seen_2b: Tensor, at: Gains) -> Tensor:
@@ -179,12 +178,13 @@ def stepped(
     level_b: Tensor,
     share_b: Tensor,
     excess_b: Tensor,
+    fresh_b: Tensor,
     drift: Tensor | None,
     alpha: float | Tensor,
     at: Gains,
 ) -> Tensor:
     """(b, 6) step 3: the new state and y, from the share of the negatives above the level and the sum of their excess, divided by n. The y
-    of a first visit is NaN, which leaves c as it is: it shows by how much the distribution is not normal."""
+    of a first visit is 0, so that it leaves c as it is: a first visit shows how far the distribution is from a normal one."""
     place_b, tail_b = state_b5[:, 1], state_b5[:, 2]
     if drift is not None:
         place_b = torch.addcmul(place_b, tail_b, drift, value=_KEPT)
@@ -192,8 +192,8 @@ def stepped(
     tail_b = tail_b.clamp(min=at.least_tail)
     y_b = ((share_b - alpha) * at.per_share).clamp(max=_LARGEST)
     step_b = tail_b * y_b
-    y_b = y_b.masked_fill(state_b5[:, 4] == 0, torch.nan)
-    return torch.stack((torch.addcmul(level_b, moments_2b[1], step_b), place_b + step_b, tail_b, *moments_2b.unbind(0), y_b), 1)
+    level_b, place_b = torch.addcmul(level_b, moments_2b[1], step_b), place_b + step_b
+    return torch.stack((level_b, place_b, tail_b, *moments_2b.unbind(0), y_b.masked_fill(fresh_b, 0.0)), 1)
 
 
 def followed_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> Tensor:
