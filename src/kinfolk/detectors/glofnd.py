@@ -45,7 +45,8 @@ class GloFND(Detector):
         shared: one λ for all samples (the ablation "single λ"), learned from the whole batch at once and used from the next batch on.
 
     State: per sample λ and the rule's own: π, β, μ and σ (`place`, `tail`, `mean`, `spread`), and c (`drift`) for all samples; or the
-    number of visits, m and v. A sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part of the state.
+    number of visits, m and v. A sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part
+    of the state.
 
     Deviates from the paper in: the default rule (Adam's constant step keeps a threshold from settling); Adam's bias correction, which
     counts the sample's own updates (the published code counts epochs).
@@ -90,7 +91,7 @@ class GloFND(Detector):
         self.store = PerSample(1 if shared else num_samples, **self.rule.fields())
         self.register_buffer("drift", torch.tensor(0.0) if rule == "tracking" and not shared else None)
         if rule == "tracking":
-            first = thresholds.start(torch.tensor(self.alpha) if each is None else each)
+            first = thresholds.start(torch.tensor(self.alpha, dtype=torch.float64) if each is None else each)
             self.store.rows[:, 1:3] = torch.stack(first, -1)
         self._num_similarities = 0  # of a sample in the last batch, with all its views; known to the host, so not state
 

@@ -23,7 +23,7 @@ its place π in units of the spread, λ = μ + σπ, and so is β, the mean exce
        c is a drift that all samples share. It follows an encoder that moves the thresholds of all of them. η = E / (E + 500), at most 0.3,
        where the batch expects E flags in all.
 
-A sample that was never visited has σ = 0, so that its first visit sets μ and σ, and the π and β of a normal distribution.
+A sample that was never visited has σ = 0, so that its first visit sets μ and σ, and it has π and β of a normal distribution.
 
 Dimension key: b samples, M similarities of a sample over all its views, K largest of them.
 """
@@ -129,10 +129,10 @@ def _gains(alpha: Tensor, number: float) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 def start(alpha: Tensor) -> tuple[Tensor, Tensor]:
     """π and β of a normal distribution."""
-    share = alpha.double().clamp(1e-30, 0.999)
+    share = alpha.clamp(1e-30, 0.999)
     level = -torch.special.ndtri(share)
     excess = torch.exp(-level.square() / 2) / (math.sqrt(2 * math.pi) * share) - level
-    return (level / _NORMAL_SPREAD).to(alpha.dtype), (excess / _NORMAL_SPREAD).to(alpha.dtype)
+    return level / _NORMAL_SPREAD, excess / _NORMAL_SPREAD
 
 
 def track(
@@ -233,13 +233,13 @@ def batch_quantile(sim_bM: Tensor, n_b: Tensor, alpha: float | Tensor) -> Tensor
 
 
 def convert(saved: dict[str, Tensor], prefix: str, alpha: Tensor) -> None:
-    """Brings the state of "tracking" that version 0.1.0 saved into today's fields, in place."""
-    visits = saved.pop(f"{prefix}store.visits")
-    fresh, spread = visits == 0, _NORMAL_SPREAD * saved[f"{prefix}store.spread"]
+    """Brings the state of "tracking" that version 0.1.0 saved into today's fields, in place. Its spread was a standard deviation, and its
+    threshold and tail had the unit of a similarity."""
+    spread = _NORMAL_SPREAD * saved[f"{prefix}store.spread"]
+    fresh = (saved.pop(f"{prefix}store.visits") == 0) | (spread == 0)
     level, tail, mean = (saved[f"{prefix}store.{name}"] for name in ("threshold", "tail", "mean"))
     first_place, first_tail = start(alpha.to(level))
     level_now = level + 0.9 * saved.get(f"{prefix}drift", level.new_zeros(())) * tail
-    fresh |= spread == 0
     for name, value, initial in (
         ("threshold", level_now, 1.0),
         ("place", (level - mean) / spread, first_place),
