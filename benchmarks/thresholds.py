@@ -107,12 +107,13 @@ def above(block: Block, found: Found) -> Tensor:
     return kin.mask(block.sim_RC) > 0
 
 
-def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: int, group: int, judged: int) -> None:
+def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: int, group: int, judged: int, seed: int, rules: str) -> None:
     print(f"\n{title}: {visits} visits, batch {batch}")
     print(f"  {'':20}{'MAE':>8}{'RMSE':>8}{'bias':>9}{'share':>8}   in training (last, range)")
     start = time.perf_counter()
-    generator = torch.Generator().manual_seed(0)
-    runs = [Run(f"{rule}, {init}", GloFND(N, ALPHA, rule=rule, init=init, lr=lr)) for rule, init, lr in ROWS]  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    rows = [row for row in ROWS if rules in row[0]]
+    runs = [Run(f"{rule}, {init}", GloFND(N, ALPHA, rule=rule, init=init, lr=lr)) for rule, init, lr in rows]  # type: ignore[arg-type]
     fnc, chosen = FNC(fraction=ALPHA), torch.randperm(N, generator=generator)[:judged]
     levels = torch.full((N,), torch.nan)
     for visit in range(visits):
@@ -225,10 +226,12 @@ class Similarities:
         return seen.topk(8 * k + 1, 1).values[:, 8 * k - 1 :].mean(1)
 
 
-def cell(source: Source, expected: float, mean: float, spread: float, turning: float, jump: float, pool: Tensor, judged: bool) -> Cell:
+def cell(
+    source: Source, expected: float, mean: float, spread: float, turning: float, jump: float, pool: Tensor, judged: bool, seed: int = 0
+) -> Cell:
     alpha, ids = expected / source.n, torch.arange(source.samples)
     detector = GloFND(source.samples, alpha, init="quantile")
-    similarities, shares = Similarities(source, mean, spread, turning, pool, seed=0), []
+    similarities, shares = Similarities(source, mean, spread, turning, pool, seed), []
     negatives = torch.full((source.samples,), source.n)
     for visit in range(VISITS):
         sim = similarities.at(visit) + (jump if visit >= JUMP_AT else 0.0)
@@ -250,8 +253,8 @@ def fits(source: Source, expected: float, mean: float, spread: float, jump: floa
     return mean + max(jump, 0) + reach < 1 and mean + min(jump, 0) - 3 * spread > -1
 
 
-def grid() -> None:
-    pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
+def grid(seed: int) -> None:
+    pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(seed))
     print(f"{'':15}{'':12}{'αn':>6}{'cells':>7}   share            after            error")
     for source in SOURCES:
         for motion, turning, jump in (
@@ -264,7 +267,7 @@ def grid() -> None:
                 pairs = [(m, s) for m in MEANS for s in SPREADS if fits(source, expected, m, s, jump)]
                 if source.n > 1000:  # the rule is the same for all of them, and these take long
                     pairs = pairs[:: max(1, len(pairs) // 2)]
-                cells = [cell(source, expected, *pair, turning, jump, pool, judged=expected >= 1) for pair in pairs]
+                cells = [cell(source, expected, *pair, turning, jump, pool, expected >= 1, seed) for pair in pairs]
                 if not cells:
                     continue
                 share, after = ([getattr(c, name) for c in cells] for name in ("share", "after"))
@@ -277,17 +280,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Learned thresholds against the exact quantile.")
     parser.add_argument("--features", action="store_true", help="GloFND's rules and starts on features, instead of the grid")
     parser.add_argument("--visits", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the similarities, or of the batches")
     parser.add_argument("--group", type=int, default=13, help="batches handed over at a time")
     parser.add_argument("--judged", type=int, default=2000)
+    parser.add_argument("--rule", default="", help="only this rule")
     parser.add_argument("--all", action="store_true", help="further mixtures, and batches of 64")
     options = parser.parse_args()
     if not options.features:
-        grid()
+        grid(options.seed)
         return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {N} × {D}, alpha {ALPHA}, group {options.group}")
     print("lr: " + ", ".join(dict.fromkeys(f"{rule} {lr:g}" for rule, _, lr in ROWS)))
     frozen = mixture(50, 0.7, torch.Generator().manual_seed(1))
-    visits, rest = options.visits, (options.group, options.judged)
+    visits, rest = options.visits, (options.group, options.judged, options.seed, options.rule)
     case("frozen, 50 clusters", lambda _: frozen, visits, BATCH, *rest)
     case("turning by 45° in all, 50 clusters", turning(50, 0.7, math.pi / 4, visits), visits, BATCH, *rest)
     case("short and fast: turning by 22° in all, 50 clusters", turning(50, 0.7, math.pi / 8, 30), 30, BATCH, *rest)
@@ -295,7 +300,7 @@ def main() -> None:
         for clusters, spread in ((10, 1.0), (100, 1.0), (200, 0.7), (1000, 1.0)):
             other = mixture(clusters, spread, torch.Generator().manual_seed(1))
             case(f"frozen, {clusters} clusters", lambda _, x=other: x, visits, BATCH, *rest)  # type: ignore[misc]
-        case("frozen, 50 clusters, αn = 0.63", lambda _: frozen, visits, 64, 2 * options.group, options.judged)
+        case("frozen, 50 clusters, αn = 0.63", lambda _: frozen, visits, 64, 2 * options.group, *rest[1:])
 
 
 if __name__ == "__main__":

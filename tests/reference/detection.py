@@ -52,23 +52,36 @@ def quantile(values: list[float], share_above: float) -> float:
 
 @dataclass
 class Tracked:
-    """One sample's threshold under the rule "tracking", without the common step; `used` is the level of the last visit."""
+    """One sample's threshold under the rule "tracking"; `used` is the level of the last visit. `step` is None at a first visit."""
 
+    alpha: float
     value: float = 1.0
-    tail: float = 0.0
-    mean: float = 1.0
+    mean: float = 0.0
+    spread: float = 0.0
     used: float = 1.0
-    step: float = 0.0
+    step: float | None = None
 
-    def visit(self, row: list[float], alpha: float) -> None:
+    def __post_init__(self) -> None:
+        level = NormalDist().inv_cdf(1 - self.alpha)
+        unit = NormalDist().pdf(0)  # the spread of a standard normal distribution
+        self.place = level / unit
+        self.tail = self.first_tail = (NormalDist().pdf(level) / self.alpha - level) / unit
+
+    def visit(self, row: list[float], drift: float) -> None:
         negatives = [s for s in row if s != -math.inf]
-        n, mean, fresh = len(negatives), sum(s for s in row if s != -math.inf) / sum(s != -math.inf for s in row), self.tail == 0
-        self.used, self.mean = self.value + mean - self.mean, mean
+        n, fresh = len(negatives), self.spread == 0
+        mean = sum(negatives) / n
+        limit, rate = 7.5 / math.sqrt(len(row)) * self.spread, min(max(len(row) / 16384, 1 / 128), 1 / 4)
+        change, wider = mean - self.mean, sum(s - mean for s in negatives if s > mean) / n - self.spread
+        self.mean += change - (1 - rate) * min(max(change, -limit), limit)
+        self.spread += wider - (1 - rate) * min(max(wider, -limit), limit)
+        self.used = self.mean + self.spread * (self.place + drift * self.tail)
         peaks = [s - self.used for s in negatives if s > self.used]
-        weight = max(1.0, alpha * len(row)) / (max(1.0, alpha * len(row)) + 6)
-        prior = alpha * (1 - weight) / weight
-        self.tail = (prior * self.tail + sum(peaks) / n) / (prior + len(peaks) / n)
-        largest = max(1.5, NormalDist().inv_cdf(1 - min(alpha, 0.5)) / math.sqrt(2 / math.pi))
-        self.step = min(weight * (len(peaks) / n / alpha - 1), largest)
-        self.value = self.used + self.tail * self.step
-        self.step = 0.0 if fresh else self.step
+        weight = max(1.0, self.alpha * len(row)) / (max(1.0, self.alpha * len(row)) + 6)
+        prior = self.alpha * (1 - weight) / weight
+        self.place += 0.2 * drift * self.tail
+        self.tail = max((prior * self.tail + sum(peaks) / n / self.spread) / (prior + len(peaks) / n), self.first_tail / 2)
+        step = min(weight * (len(peaks) / n / self.alpha - 1), 1.5)
+        self.place += self.tail * step
+        self.value = self.used + self.spread * self.tail * step
+        self.step = None if fresh else step

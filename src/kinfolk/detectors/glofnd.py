@@ -14,10 +14,11 @@ from torch import Tensor
 from kinfolk.compiling import compiled
 from kinfolk.detectors import thresholds
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.thresholds import Init, Rule, State, ThresholdRule, Visit, batch_quantile
+from kinfolk.detectors.thresholds import Init, Rule, State, ThresholdRule, batch_quantile
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
+from kinfolk.stores.per_sample import kept, skips
 
 
 class GloFND(Detector):
@@ -27,7 +28,7 @@ class GloFND(Detector):
     with the **new** λ, as in the paper. A λ of 1 flags nothing.
 
     "tracking" counts how many negatives are above λ and moves it in units of their mean excess, so that neither the mean nor the scale of
-    the similarities matters. λ moves with the mean of the sample's similarities, and with a drift that all samples of a batch share. It
+    the similarities matters. λ moves with the mean and the spread of the sample's similarities, and with a drift that all samples share. It
     flags with the λ from before its own count, which makes the share flagged right on average even where less than one candidate of a
     batch is to be flagged.
 
@@ -43,8 +44,9 @@ class GloFND(Detector):
             second. "tracking" learns from the first visit on; "one" only means that the first visit flags nothing.
         shared: one λ for all samples (the ablation "single λ"), learned from the whole batch at once and used from the next batch on.
 
-    State: per sample λ and the rule's own: β (`tail`) and one plus the mean similarity (`location`); or the number of visits, m and v. A
-    sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part of the state.
+    State: per sample λ and the rule's own: π, β, μ and σ (`place`, `tail`, `mean`, `spread`), and c (`drift`) for all samples; or the
+    number of visits, m and v. A sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part
+    of the state.
 
     Deviates from the paper in: the default rule (Adam's constant step keeps a threshold from settling); Adam's bias correction, which
     counts the sample's own updates (the published code counts epochs).
@@ -60,6 +62,7 @@ class GloFND(Detector):
     leveled: ClassVar[bool] = True
     addresses: ClassVar[bool] = True
     alphas: Tensor | None
+    drift: Tensor | None
 
     def __init__(
         self,
@@ -86,6 +89,10 @@ class GloFND(Detector):
         usual = 0.01 / max(self.alpha, 1e-6) if rule == "sgd" else 0.05
         self.rule = ThresholdRule(rule, usual if lr is None else lr, tuple(betas), init)
         self.store = PerSample(1 if shared else num_samples, **self.rule.fields())
+        self.register_buffer("drift", torch.tensor(0.0) if rule == "tracking" and not shared else None)
+        if rule == "tracking":
+            first = thresholds.start(torch.tensor(self.alpha, dtype=torch.float64) if each is None else each)
+            self.store.rows[:, 1:3] = torch.stack(first, -1)
         self._num_similarities = 0  # of a sample in the last batch, with all its views; known to the host, so not state
 
     @classmethod
@@ -120,10 +127,10 @@ class GloFND(Detector):
             return self._find_shared(block)
         state_bF, alpha = self.store.read_rows(block.ids), self._alpha(block.ids)
         positive = alpha.clamp(min=torch.finfo(alpha.dtype).tiny) if isinstance(alpha, Tensor) else alpha
-        if self.rule.name == "tracking":
+        if self.drift is not None:
             at = thresholds.gains(positive, block.num_similarities)
             new_bF, level_b = compiled(thresholds.track, block.compiles)(
-                block.per_sample, block.num_per_sample, state_bF, positive, at, self.rule.init
+                block.per_sample, block.num_per_sample, state_bF, self.drift, positive, at, self.rule.init
             )
         else:
             new_bF, level_b = self._descended(block, state_bF, positive)
@@ -140,9 +147,10 @@ class GloFND(Detector):
             self._learn_shared(update["visit"], sound)
             return
         new_bF = update["state"]
-        if self.rule.name == "tracking":
-            at = thresholds.gains(self.alpha, self._num_similarities)
-            new_bF = thresholds.common_step(new_bF, thresholds.common_gain(self.alpha * self._num_similarities * len(ids), at))
+        if self.drift is not None and not skips(sound):
+            at, expected = thresholds.gains(self.alpha, self._num_similarities), self.alpha * self._num_similarities * len(ids)
+            self.drift.copy_(kept(sound, thresholds.followed_drift(self.drift, new_bF[:, 5], expected, at), self.drift))
+            new_bF = new_bF[:, :5]
         self.store.write_rows(ids, new_bF, sound)
 
     def _alpha(self, ids: Tensor) -> float | Tensor:
@@ -167,8 +175,10 @@ class GloFND(Detector):
         alpha, state_bF = self.alpha, self.store.rows.expand(len(block.ids), -1)
         sim_bM, n_b = block.per_sample, block.num_per_sample
         if self.rule.name == "tracking":
-            visit = thresholds.visited(sim_bM, n_b, state_bF, shared=True)
-            noted: tuple[Tensor, ...] = (visit.level, visit.share, visit.excess, visit.location)
+            mean_b, spread_b = thresholds.moments(sim_bM, n_b).to(state_bF.dtype).unbind(0)
+            first_b = torch.addcmul(mean_b, spread_b, state_bF[:, 1])
+            level_b = torch.where(state_bF[:, 4] == 0, first_b, state_bF[:, 0])
+            noted: tuple[Tensor, ...] = (*thresholds.above(sim_bM, n_b, level_b), mean_b, spread_b)
         else:
             noted = thresholds.above(sim_bM, n_b, state_bF[:, 0])
             if self.rule.init == "quantile":
@@ -180,8 +190,13 @@ class GloFND(Detector):
         """One step of the shared threshold, from the mean over all samples of the batch. Without any negative it stays as it is."""
         mean_1F, before_1F = visit_bF.nanmean(0, keepdim=True).to(self.store.rows.dtype), self.store.rows
         if self.rule.name == "tracking":
-            visit, at = Visit(*mean_1F[:, :4].unbind(1)), thresholds.gains(self.alpha, float(self._num_similarities) * len(visit_bF))
-            new_1F = thresholds.stepped(visit, before_1F, self.alpha, at)[0][:, :3]
+            at = thresholds.gains(self.alpha, float(self._num_similarities) * len(visit_bF))
+            share_1, excess_1, *seen = mean_1F[:, :4].unbind(1)
+            moments_21 = thresholds.follow(before_1F, torch.stack(seen), at)
+            level_1 = torch.addcmul(moments_21[0], moments_21[1], before_1F[:, 1])
+            new_1F = thresholds.stepped(before_1F, moments_21, level_1, share_1, excess_1, before_1F[:, 4] == 0, None, self.alpha, at)[
+                :, :5
+            ]
         else:
             state: State = dict(zip(self.store.fields, before_1F.unbind(1), strict=True))
             new = self.rule.descend(state, mean_1F[:, 0], self.alpha)
@@ -192,8 +207,8 @@ class GloFND(Detector):
         self.store.write_rows(torch.zeros(1, dtype=torch.int64, device=new_1F.device), new_1F, sound)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        if self.rule.name == "tracking" and f"{prefix}store.spread" in state_dict:
-            thresholds.convert(state_dict, prefix)
+        if self.rule.name == "tracking" and f"{prefix}store.visits" in state_dict:
+            thresholds.convert(state_dict, prefix, torch.tensor(self.alpha) if self.alphas is None else self.alphas)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:

@@ -4,23 +4,26 @@ The threshold λ of a sample is to have the share α of all its negatives above 
 
     sgd       λ ← λ − lr (α − p)          p: the share of the negatives above λ
     adam      the same gradient through Adam, with the bias correction of the sample's own number of updates
-    tracking  counts at a level that moves with the mean of the similarities, and steps in units of the mean excess above it
+    tracking  counts at a level that moves with the mean and the spread of the similarities, and steps in units of the mean excess above it
 
-"tracking" has no constant with the unit of a similarity: if all similarities are shifted and stretched, so are the thresholds. One visit:
+"tracking" has no constant with the unit of a similarity: if all similarities are shifted and stretched, so are the thresholds. λ is kept as
+its place π in units of the spread, λ = μ + σπ, and so is β, the mean excess above the level. One visit:
 
-    1. μ' is the mean of the sample's similarities in this visit, μ that of its last visit. The level is u = λ + μ' − μ, and what is above
-       it is flagged. The count of this visit must not move the level first: where fewer than one is expected, a sample would raise its
-       level just when there is something to flag, and flag too little.
-    2. p is the share of the n negatives above u, x the sum of their excess over u, divided by n.
-    3. β ← (κ β + x) / (κ + p)            the mean excess above the level
-       λ ← u + β y,  y = min(a (p / α − 1), c)
-       a = m / (m + 6) with m = max(1, α n) is the weight of this visit, and κ = α (1 − a) / a that of the visits before. Steps up and down
+    1. v is the mean of the sample's similarities in this visit, and the mean of (s − v)₊ their spread.
+       μ ← v − (1 − w) [v − μ], where [ ] limits a change to ± kσ, k = 7.5 / √n; σ likewise. So μ and σ are running means (the weight of a
+       visit is w = n / 16384 within [1/128, 1/4]), but a change beyond the noise of a visit is followed at once.
+    2. The level is u = μ + σ (π + cβ), and what is above it is flagged. The count of this visit must not move the level first: where fewer
+       than one is expected, a sample would raise its level just when there is something to flag, and flag too little.
+    3. p is the share of the n negatives above u, x the sum of their excess over u, divided by nσ.
+       β ← (κβ + x) / (κ + p)             at least half of that of a normal distribution
+       π ← π + cβ / 5 + βy,  y = min(a (p / α − 1), 1.5)
+       a = m / (m + 6) with m = max(1, αn) is the weight of this visit, and κ = α (1 − a) / a that of the visits before. Steps up and down
        cancel where the mean of p is α, so over many visits the share flagged is α whatever the distribution.
-    4. λ ← λ + β min(g ȳ / a, 2)          ȳ: the mean of y over all samples of the batch
-       follows an encoder that moves the thresholds of all samples. g = 0.8 E / (E + 10), where the batch expects E flags in all.
+    4. c ← c + η ȳ / a within ± 2         ȳ: the mean of y over all samples of the batch
+       c is a drift that all samples share. It follows an encoder that moves the thresholds of all of them. η = E / (E + 500), at most 0.3,
+       where the batch expects E flags in all.
 
-A sample that was never visited has β = 0, and u is its mean. Half of the similarities are above it, β becomes their mean excess, and the
-bound c puts λ where the quantile of a normal distribution lies.
+A sample that was never visited has σ = 0, so that its first visit sets μ and σ, and it has π and β of a normal distribution.
 
 Dimension key: b samples, M similarities of a sample over all its views, K largest of them.
 """
@@ -42,8 +45,12 @@ Rule = Literal["tracking", "adam", "sgd"]
 Init = Literal["one", "quantile"]
 
 _EVIDENCE = 6.0  # the weight of past visits, in flags
-_COMMON, _COMMON_EVIDENCE, _COMMON_LARGEST = 0.8, 10.0, 2.0
-_SAMPLED = 4096  # candidates that the mean is taken over, at most
+_LARGEST = 1.5  # step up, in units of β
+_WINDOW, _SLOWEST, _FASTEST = 16384, 1 / 128, 1 / 4
+_NOISE = 7.5  # a mean of n normal similarities is within 3 standard deviations, and these are 2.5 spreads
+_COMMON, _COMMON_WINDOW, _FARTHEST, _KEPT = 0.3, 500.0, 2.0, 0.2
+_SAMPLED = 4096  # candidates that mean and spread are taken over, at most
+_NORMAL_SPREAD = 1 / math.sqrt(2 * math.pi)  # of a standard normal distribution
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class ThresholdRule:
         own: dict[Rule, dict[str, float]] = {
             "sgd": {"visits": 0},
             "adam": {"visits": 0, "m": 0.0, "v": 0.0},
-            "tracking": {"tail": 0.0, "location": 2.0},
+            "tracking": {"place": 0.0, "tail": 0.0, "mean": 0.0, "spread": 0.0},
         }
         return {"threshold": 1.0, **own[self.name]}
 
@@ -92,105 +99,108 @@ class ThresholdRule:
 
 @dataclass(frozen=True)
 class Gains:
-    """The constants of step 3: a, a / α, κ and c; numbers, or (b,) where each sample has its own α."""
+    """The constants of a visit: a, a / α, κ and the least β, which are (b,) where each sample has its own α; w and k."""
 
     weight: float | Tensor
     per_share: float | Tensor
     prior: float | Tensor
-    largest: float | Tensor
+    least_tail: float | Tensor
+    rate: float
+    noise: float
 
 
 def gains(alpha: float | Tensor, number: float) -> Gains:
     """The constants of a visit with about that many negatives."""
-    if isinstance(alpha, Tensor):
-        return Gains(*_gains(alpha, number))
-    return _gains_of_number(alpha, number)
+    seen = min(number, _SAMPLED)
+    moving = (min(max(seen / _WINDOW, _SLOWEST), _FASTEST), _NOISE / math.sqrt(max(seen, 1)))
+    return Gains(*(_gains(alpha, number) if isinstance(alpha, Tensor) else _gains_of_number(alpha, number)), *moving)
 
 
 @functools.lru_cache(maxsize=64)
-def _gains_of_number(alpha: float, number: float) -> Gains:
-    return Gains(*(float(each) for each in _gains(torch.tensor(alpha, dtype=torch.float64), number)))
+def _gains_of_number(alpha: float, number: float) -> tuple[float, ...]:
+    return tuple(float(each) for each in _gains(torch.tensor(alpha, dtype=torch.float64), number))
 
 
 def _gains(alpha: Tensor, number: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     weight = (alpha * number).clamp(min=1)
     weight = weight / (weight + _EVIDENCE)
-    normal_level = -torch.special.ndtri(alpha.clamp(max=0.5))
-    largest = (normal_level / math.sqrt(2 / math.pi)).clamp(min=1.5)  # a normal distribution's mean excess above its mean is σ √(2 / π)
-    return weight, weight / alpha, alpha * (1 - weight) / weight, largest
+    return weight, weight / alpha, alpha * (1 - weight) / weight, start(alpha)[1] / 2
 
 
-@dataclass(frozen=True)
-class Visit:
-    """What one visit shows, (b,) each: the level u; the share p of the negatives above it; the sum of their excess x, divided by n; and
-    where the similarities lie, as one plus their mean."""
-
-    level: Tensor
-    share: Tensor
-    excess: Tensor
-    location: Tensor
+def start(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """π and β of a normal distribution."""
+    share = alpha.clamp(1e-30, 0.999)
+    level = -torch.special.ndtri(share)
+    excess = torch.exp(-level.square() / 2) / (math.sqrt(2 * math.pi) * share) - level
+    return level / _NORMAL_SPREAD, excess / _NORMAL_SPREAD
 
 
-def visited(sim_bM: Tensor, n_b: Tensor, state_b3: Tensor, shared: bool = False) -> Visit:
-    """Steps 1 and 2.
+def track(
+    sim_bM: Tensor, n_b: Tensor, state_b5: Tensor, drift: Tensor, alpha: float | Tensor, at: Gains, init: Init
+) -> tuple[Tensor, Tensor]:
+    """Steps 1 to 3.
 
     Args:
         sim_bM: similarities over all views of a sample, below −2 at its own candidates.
         n_b: how many others there are.
-        state_b3: threshold, tail and location of the last visit.
-        shared: whether it is the state of one threshold for all samples, which does not move with the mean of each.
+        state_b5: the fields of `ThresholdRule.fields` after the last visit.
+        drift: c, without dimensions.
+
+    Returns:
+        (b, 6) the new state and y; and (b,) the level above which candidates are flagged in this visit.
     """
-    threshold_b, tail_b, before_b = state_b3.unbind(1)
-    location_b = locations(sim_bM, n_b).to(threshold_b.dtype)
-    level_b = threshold_b + (location_b - before_b)
-    if shared:
-        level_b = torch.where(tail_b == 0, level_b, threshold_b)
-    return Visit(level_b, *above(sim_bM, n_b, level_b), location_b)
+    place_b, tail_b, fresh_b = state_b5[:, 1], state_b5[:, 2], state_b5[:, 4] == 0
+    moments_2b = follow(state_b5, moments(sim_bM, n_b), at)
+    level_b = torch.addcmul(moments_2b[0], moments_2b[1], torch.addcmul(place_b, tail_b, drift))
+    new_b6 = stepped(state_b5, moments_2b, level_b, *above(sim_bM, n_b, level_b), fresh_b, drift, alpha, at)
+    return new_b6, level_b if init == "quantile" else level_b.masked_fill(fresh_b, torch.inf)
 
 
-def stepped(visit: Visit, state_b3: Tensor, alpha: float | Tensor, at: Gains) -> tuple[Tensor, Tensor]:
-    """Step 3: (b, 4) the new threshold, tail and location, and y, which is 0 at a first visit; and (b,) whether it is the first."""
-    tail_b = state_b3[:, 1]
-    fresh_b = tail_b == 0
-    if isinstance(at.prior, float):
-        tail_b = torch.add(visit.excess, tail_b, alpha=at.prior) / (visit.share + at.prior)
-    else:
-        tail_b = (visit.excess + tail_b * at.prior) / (visit.share + at.prior)
-    step_b = ((visit.share - alpha) * at.per_share).clamp(max=at.largest)
-    columns = (torch.addcmul(visit.level, tail_b, step_b), tail_b, visit.location, step_b.masked_fill(fresh_b, 0.0))
-    return torch.stack(columns, 1), fresh_b
-
-
-def track(sim_bM: Tensor, n_b: Tensor, state_b3: Tensor, alpha: float | Tensor, at: Gains, init: Init) -> tuple[Tensor, Tensor]:
-    """Steps 1 to 3: (b, 4) as `stepped` returns it, and (b,) the level above which candidates are flagged in this visit."""
-    visit = visited(sim_bM, n_b, state_b3)
-    new_b4, fresh_b = stepped(visit, state_b3, alpha, at)
-    if init == "one":
-        return new_b4, visit.level.masked_fill(fresh_b, torch.inf)
-    return new_b4, torch.where(fresh_b, new_b4[:, 0], visit.level)
-
-
-def common_gain(expected: float, at: Gains) -> float:
-    """g / a of step 4, for a batch that expects so many flags in all."""
-    assert isinstance(at.weight, float)
-    return _COMMON * expected / (expected + _COMMON_EVIDENCE) / at.weight
-
-
-def common_step(new_b4: Tensor, gain: float) -> Tensor:
-    """(b, 3) Step 4, from what `stepped` returned for all samples of the batch."""
-    gain /= len(new_b4)
-    total_step = new_b4[:, 3].nansum().clamp(max=_COMMON_LARGEST / gain)
-    new_b3 = new_b4[:, :3]
-    new_b3[:, 0].addcmul_(new_b3[:, 1], total_step, value=gain)
-    return new_b3
-
-
-def locations(sim_bM: Tensor, n_b: Tensor) -> Tensor:
-    """(b,) one plus the mean of the entries that are not below −2, of which there are n; NaN where there are none."""
+def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
+    """(2, b) mean and spread of the entries that are not below −2, of which there are n; NaN where there are none."""
     if sim_bM.shape[1] > 2 * _SAMPLED:
         sim_bM = sim_bM[:, :: sim_bM.shape[1] // _SAMPLED]
         n_b = others(sim_bM).sum(1)
-    return (sim_bM.clamp(min=-1).sum(1) + sim_bM.shape[1]) / n_b  # an entry below −2 counts as −1, and so adds nothing
+    mean_b = (sim_bM.clamp(min=-1).sum(1) + sim_bM.shape[1]) / n_b - 1  # an entry below −2 counts as −1, and so adds nothing
+    return torch.stack((mean_b, (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b))
+
+
+def follow(state_b5: Tensor, seen_2b: Tensor, at: Gains) -> Tensor:
+    """(2, b) step 1: the new μ and σ."""
+    before_2b = state_b5[:, 3:].T
+    seen_2b, limit_b = seen_2b.to(before_2b.dtype), before_2b[1] * at.noise
+    return torch.sub(seen_2b, (seen_2b - before_2b).clamp(-limit_b, limit_b), alpha=1 - at.rate)
+
+
+def stepped(
+    state_b5: Tensor,
+    moments_2b: Tensor,
+    level_b: Tensor,
+    share_b: Tensor,
+    excess_b: Tensor,
+    fresh_b: Tensor,
+    drift: Tensor | None,
+    alpha: float | Tensor,
+    at: Gains,
+) -> Tensor:
+    """(b, 6) step 3: the new state and y, from the share of the negatives above the level and the sum of their excess, divided by n. The y
+    of a first visit is 0, so that it leaves c as it is: a first visit shows how far the distribution is from a normal one."""
+    place_b, tail_b = state_b5[:, 1], state_b5[:, 2]
+    if drift is not None:
+        place_b = torch.addcmul(place_b, tail_b, drift, value=_KEPT)
+    tail_b = torch.addcdiv(tail_b * at.prior, excess_b, moments_2b[1]) / (share_b + at.prior)
+    tail_b = tail_b.clamp(min=at.least_tail)
+    y_b = ((share_b - alpha) * at.per_share).clamp(max=_LARGEST)
+    step_b = tail_b * y_b
+    level_b, place_b = torch.addcmul(level_b, moments_2b[1], step_b), place_b + step_b
+    return torch.stack((level_b, place_b, tail_b, *moments_2b.unbind(0), y_b.masked_fill(fresh_b, 0.0)), 1)
+
+
+def followed_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> Tensor:
+    """Step 4: the new c, from the y of all samples of a batch that expects so many flags in all."""
+    assert isinstance(at.weight, float)
+    rate = min(expected / (expected + _COMMON_WINDOW), _COMMON)
+    return torch.add(drift, y_b.nansum(), alpha=rate / at.weight / len(y_b)).clamp(-_FARTHEST, _FARTHEST)
 
 
 def above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,11 +232,19 @@ def batch_quantile(sim_bM: Tensor, n_b: Tensor, alpha: float | Tensor) -> Tensor
     return torch.lerp(upper_b, lower_b, place_b - first_b).where(n_b > 0, 1.0)
 
 
-def convert(saved: dict[str, Tensor], prefix: str) -> None:
-    """Brings the state of "tracking" that version 0.1.0 saved into today's fields, in place."""
-    drift, visits = saved.pop(f"{prefix}drift", None), saved.pop(f"{prefix}store.visits")
-    del saved[f"{prefix}store.spread"]
-    level, tail, mean = saved[f"{prefix}store.threshold"], saved[f"{prefix}store.tail"], saved.pop(f"{prefix}store.mean")
-    level = level if drift is None else level + 0.9 * drift * tail
-    for name, value, initial in (("threshold", level, 1.0), ("tail", tail, 0.0), ("location", mean + 1, 2.0)):
-        saved[f"{prefix}store.{name}"] = torch.where(visits > 0, value, initial)
+def convert(saved: dict[str, Tensor], prefix: str, alpha: Tensor) -> None:
+    """Brings the state of "tracking" that version 0.1.0 saved into today's fields, in place. Its spread was a standard deviation, and its
+    threshold and tail had the unit of a similarity."""
+    spread = _NORMAL_SPREAD * saved[f"{prefix}store.spread"]
+    fresh = (saved.pop(f"{prefix}store.visits") == 0) | (spread == 0)
+    level, tail, mean = (saved[f"{prefix}store.{name}"] for name in ("threshold", "tail", "mean"))
+    first_place, first_tail = start(alpha.to(level))
+    level_now = level + 0.9 * saved.get(f"{prefix}drift", level.new_zeros(())) * tail
+    for name, value, initial in (
+        ("threshold", level_now, 1.0),
+        ("place", (level - mean) / spread, first_place),
+        ("tail", tail / spread, first_tail),
+        ("mean", mean, 0.0),
+        ("spread", spread, 0.0),
+    ):
+        saved[f"{prefix}store.{name}"] = torch.where(fresh, initial, value)
