@@ -40,9 +40,8 @@ def main() -> None:
     centres = torch.randn(200, options.features, generator=generator)
     chosen = torch.randint(200, (options.samples,), generator=generator)
     x = F.normalize(centres[chosen] + 1.5 * torch.randn(options.samples, options.features, generator=generator), dim=1)
-    print(
-        f"torch {torch.__version__}, {options.threads} threads; {options.samples:,} × {options.features}, at most {options.iterations} iterations"
-    )
+    size = f"{options.samples:,} × {options.features}"
+    print(f"torch {torch.__version__}, {options.threads} threads; {size}, at most {options.iterations} iterations")
     for number in CLUSTERS:
         start = first_centroids(x, number, torch.Generator().manual_seed(1))
 

@@ -52,7 +52,7 @@ def gain(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> 
 
 def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -> float | None:
     """Share of the gap between the base and attracting by the labels, each the mean over its seeds."""
-    return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure)
+    return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure, ATTRACTED)
 
 
 def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | None = None) -> str:
@@ -123,7 +123,7 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
         if action is None or more is None or not last:
             continue
         made = "oracle" in method
-        text = f"{more:+.1f}".replace("-", "−") if made else f"{_short(method)} {more:+.1f}".replace("-", "−")
+        text = f"{more:+.1f}".replace("-", "−") if made else f" {_short(method)} {more:+.1f}".replace("-", "−")
         precision, recall = (statistics.fmean(one[key] for one in last) / 100 for key in ("precision", "recall"))
         points.append((action, made, text, precision, recall, more))
     far = max((abs(point[-1]) for point in points), default=1)
@@ -140,7 +140,7 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
                     "x": [point[3] for point in some],
                     "y": [point[4] for point in some],
                     "text": [point[2] for point in some],
-                    "textposition": "top center" if made else "bottom center",
+                    "textposition": "top center" if made else "middle right",
                     "textfont": {"size": 11, "color": INK},
                     "marker": {
                         "symbol": "square" if made else "circle",
@@ -158,7 +158,7 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
             )
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
     across: dict[str, Any] = {**axis, "title": {"text": "precision of the flagged pairs"}, "range": [0, 1.08], "tickformat": ".0%"}
-    up: dict[str, Any] = {**axis, "title": {"text": "recall"}, "type": "log", "range": [-3.05, 0.2], "tickformat": ".1~%", "dtick": 1}
+    up: dict[str, Any] = {**axis, "title": {"text": "recall"}, "type": "log", "range": [-2.05, 0.2], "tickformat": ".1~%", "dtick": 1}
     titles = [
         {
             "text": f"<b>{text}</b>",
@@ -183,7 +183,10 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
 
 
 def _short(method: str) -> str:
-    return method.removeprefix("simclr+").replace(":attract", "").replace(":eliminate", "")
+    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`."""
+    name, _, setting = method.removeprefix("simclr+").partition(" ")
+    name, setting = name.partition(":")[0], setting.strip("()").replace(",", "")
+    return setting if name == "known" else f"{name} {setting}".strip()
 
 
 def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]) -> dict[str, Any]:
@@ -198,7 +201,7 @@ def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": method.removeprefix("simclr+"),
+                "name": f"{_short(method)}{', eliminated' if action_of(method) == 'eliminate' else ''}",
                 "x": [epoch for epoch, _ in known],
                 "y": [value for _, value in known],
                 "line": style,
@@ -230,11 +233,11 @@ Plotly.newPlot(div, figure.data, figure.layout, {{staticPlot: true}})
         source.write_text(page, encoding="utf-8")
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", f"--user-data-dir={folder}/profile"]
         shown = subprocess.run([browser, *flags, "--dump-dom", source.as_uri()], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
-    if found is None:
+    match = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
+    if match is None:
         raise SystemExit(f"{browser} drew nothing for {path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html.unescape(found[1]) + "\n", encoding="utf-8")
+    path.write_text(html.unescape(match[1]) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -252,9 +255,9 @@ def main() -> None:
         options.page.write_text(with_tables(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
     if options.images is not None:
         rows = results[options.map]
-        write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 480)
-        kin = [name for name in rows if action_of(name) is not None and "oracle" not in name]
-        write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 800, 420)
+        write_svg(the_map(rows), options.images / "gain-map.svg", 1000, 560)
+        kin = [name for name in rows if action_of(name) is not None and "oracle" not in name and "known" not in name]
+        write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 700, 340)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import json, sys
 import torch
 before = set(sys.modules)
 import kinfolk
-verbs = ("audit", "compare", "export", "train")
+verbs = ("audit", "compare", "embed", "evaluate", "export", "load", "sweep", "train")
 losses = [getattr(kinfolk, name) for name in kinfolk.__all__ if name not in verbs]  # public names are loaded when asked for
 print(json.dumps(sorted(set(sys.modules) - before)))
 """

@@ -56,7 +56,7 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
     if _equal_batches:
         return [local] * world_size()
     sizes = torch.empty(world_size(), dtype=torch.int64, device=device)
-    dist.all_gather(list(sizes.split(1)), torch.full((1,), local, dtype=torch.int64, device=device))
+    dist.all_gather(list(sizes.unsqueeze(1)), torch.full((1,), local, dtype=torch.int64, device=device))
     found: list[int] = sizes.tolist()
     return found
 

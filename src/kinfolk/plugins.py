@@ -2,8 +2,8 @@
 
 A plugin is a module that calls `register_detector` and the like when it is imported. It is found in one of two ways: an installed package
 names it in the entry-point group `kinfolk.plugins`, or the user names it, as `--plugin my_detector` or `--plugin my_detector.py`. The
-configuration of a run lists the plugins that were named, and every command that opens the run imports them again. Importing a plugin runs
-its code, so open a run folder of somebody else only if you trust the plugins in its config.yaml.
+configuration of a run lists the plugins that were named, and every command that opens the run imports them again, unless a file lies in the
+run folder itself: opening a run never runs code that came with it.
 """
 
 from __future__ import annotations

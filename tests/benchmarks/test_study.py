@@ -47,18 +47,25 @@ def configurations() -> list[Any]:
     ]
 
 
+class _Data(SimpleNamespace):
+    def __len__(self) -> int:
+        return 8000
+
+
 @pytest.mark.parametrize(("document", "name", "dataset"), configurations())
 def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None, tmp_path: Path) -> None:
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     change = study.settings_of(document, name, dataset)
     change.pop("labels", None)
-    if "pairs" in change.pop("files", {}):
-        (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
-        change = study.merged(change, {"detector": {"pairs": str(tmp_path / "pairs.csv")}})
+    for key in change.pop("files", {}):
+        path = tmp_path / {"pairs": "pairs.csv", "features": "features.npy"}[key]
+        change = study.merged(change, {"detector": {key: str(path)}})
+    (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
+    np.save(tmp_path / "features.npy", np.ones((8000, 2), np.float32))
     method = study.method_of(name, change)
     config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
     keys = [str(number) for number in range(8000)]
-    data: Any = SimpleNamespace(num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys))
+    data: Any = _Data(num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys))
     framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
     assert config.method == method or config.method == method.removesuffix(":eliminate")
     assert framework.detectors or "+" not in method
@@ -318,7 +325,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
     traces = study_figures.the_map(rows)["data"]
     assert [len(trace["x"]) for trace in traces] == [1, 0, 1, 1]
     assert traces[0]["text"] == ["−0.5"]
-    assert traces[3]["text"] == ["glofnd +7.5"]
+    assert traces[3]["text"] == [" glofnd +7.5"]
 
 
 @pytest.mark.parametrize(("precision", "recall"), [(1.0, 0.1), (0.7, 0.7), (0.5, 1.0), (0.5, 0.1), (0.2, 0.2)])

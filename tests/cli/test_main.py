@@ -14,7 +14,7 @@ from kinfolk.cli.app import app as application
 from kinfolk.errors import KinfolkError, UsageError
 
 HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
-VERBS = ("train", "eval", "embed", "report", "data", "methods", "recipes", "cnce", "advise", "audit", "compare", "export", "sweep")
+VERBS = ("train", "sweep", "eval", "embed", "report", "data", "methods", "recipes", "cnce", "audit", "advise", "compare", "export")
 
 
 def left(*arguments: str) -> int:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.clustering.hierarchy_update import Level, components, looked_at, merged, peaks, split
-from kinfolk.clustering.labels import TEMPERATURE, possibility, propagate
+from kinfolk.clustering.hierarchy_update import TEMPERATURE, Level, components, merged, peaks, possibility, propagate, select_units, split
 from kinfolk.clustering.linked_lists import Rings
 from tests.reference import hierarchy as slow
 
@@ -83,14 +82,14 @@ def test_of_a_large_cluster_the_touched_units_are_looked_at_first() -> None:
     rings = Rings(torch.zeros(N).long(), torch.zeros(N).long(), torch.zeros(N).long(), torch.zeros(N).long())
     rings.rebuild(parent, N)
     level = Level(rings, torch.zeros(N, 1), parent, rings, torch.zeros(N, 1), torch.zeros(N).long())
-    unit, valid, rest = looked_at(level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 8)
+    unit, valid, rest = select_units(level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 8)
     assert rest.tolist() == [True, False]
     assert valid.all()
     assert unit[0, :3].tolist() == [1, 5, 9]
     assert len(set(unit[0].tolist())) == 8
     assert set(unit[0].tolist()) <= set(range(12))
     assert set(unit[1].tolist()) == set(range(12, 20))
-    unit, valid, rest = looked_at(level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 2)
+    unit, valid, rest = select_units(level, torch.tensor([1, 5, 9, 14]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1]), 2)
     assert unit[0].tolist() == [1, 5]
 
 

@@ -135,6 +135,7 @@ def test_no_iteration_waits_for_the_device(spherical: bool) -> None:
         LOG.reset()
         drawn = first_centroids(moved, 12, torch.Generator().manual_seed(0))
         assert sum(LOG.waits.values()) <= 2, "the first sample and the uniform numbers are copied to the device; no round waits"
+        assert isinstance(drawn, OnDevice)
         torch.testing.assert_close(drawn.held, first_centroids(x, 12, torch.Generator().manual_seed(0)))
         clusters = kmeans(moved, 12, seed=0, spherical=spherical)
         assert isinstance(clusters.labels, OnDevice)

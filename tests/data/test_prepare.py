@@ -25,6 +25,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, hand_over, prepare, take_over
 from kinfolk.errors import KinfolkError, UsageError
 from tests.data.pictures import noise, save, smooth
+from tests.ranks import exit_codes
 
 
 @pytest.fixture(scope="module")
@@ -241,26 +242,23 @@ def test_a_damaged_cache_is_made_again(small: Path, tmp_path: Path, decoding: De
     assert decoding.passes == 2
 
 
+def kill_in_the_middle(folder: Path, cache: Path) -> None:
+    """Ends its own process after fifty images."""
+    original = prepare_module._read_all
+
+    def killing(*args: Any) -> Any:
+        for count, read in enumerate(original(*args)):
+            if count == 50:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield read
+
+    setattr(prepare_module, "_read_all", killing)  # noqa: B010
+    prepare(open_source(folder), image_size=16, cache_dir=cache, shared=True, workers=0)
+
+
 def test_killed_in_the_middle(folder: Path, tmp_path: Path, decoding: Decoding) -> None:
     cache = tmp_path / "cache"
-    script = textwrap.dedent(f"""
-        import time
-        from kinfolk.data import prepare as module
-        from kinfolk.data.open_source import open_source
-        original = module._read_all
-        def slow(*args):
-            for count, read in enumerate(original(*args)):
-                if count == 50:
-                    print("half", flush=True)
-                    time.sleep(60)
-                yield read
-        module._read_all = slow
-        module.prepare(open_source({str(folder)!r}), image_size=16, cache_dir={str(cache)!r}, shared=True, workers=0)
-    """)
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"half\n"
-        child.send_signal(signal.SIGKILL)
+    assert exit_codes(kill_in_the_middle, [(folder, cache)]) == [-signal.SIGKILL]
     assert len(list(cache.glob("*/*.part"))) == 1
     data = prepare(open_source(folder), image_size=16, cache_dir=cache, shared=True)
     assert decoding.passes == 1
@@ -285,19 +283,15 @@ def test_a_full_disk_is_a_clear_error(small: Path, tmp_path: Path, monkeypatch: 
         cached(small, tmp_path / "cache")
 
 
+def write_sum(small: Path, cache: Path, out: Path) -> None:
+    out.write_text(str(int(pixels(cached(small, cache)).long().sum())))
+
+
 def test_two_processes_map_the_same_file(small: Path, tmp_path: Path) -> None:
     first = cached(small, tmp_path / "cache")
-    code = f"""
-import torch
-from pathlib import Path
-from kinfolk.data.prepare import prepare
-from kinfolk.data.open_source import open_source
-data = prepare(open_source(Path({str(small)!r})), image_size=8, cache_dir={str(tmp_path / "cache")!r}, shared=True)
-print(int(data.pixels(torch.arange(len(data))).long().sum()))
-"""
     started = time.time_ns()
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(out.stdout) == int(pixels(first).long().sum())
+    assert exit_codes(write_sum, [(small, tmp_path / "cache", tmp_path / "sum")]) == [0]
+    assert int((tmp_path / "sum").read_text()) == int(pixels(first).long().sum())
     assert all(path.stat().st_mtime_ns < started for path in (tmp_path / "cache").rglob("*.u8"))
 
 
@@ -337,26 +331,28 @@ def test_pixel_cap_reaches_workers(folder: Path) -> None:
     assert len(array) == 2
 
 
+def prepare_slowly(small: Path, cache: Path, out: Path) -> None:
+    """Writes whether this process decoded, how many images it has and where they are."""
+    original, decoded = prepare_module._read_all, []
+
+    def counted(*args: Any) -> Any:
+        decoded.append(True)
+        time.sleep(1)
+        yield from original(*args)
+
+    setattr(prepare_module, "_read_all", counted)  # noqa: B010
+    data = prepare(open_source(small), image_size=8, cache_dir=cache, shared=True, workers=0)
+    assert data.samples.file is not None
+    out.write_text(json.dumps([len(decoded), len(data), Path(data.samples.file.name).name]))
+
+
 def test_processes_that_prepare_one_cache_have_one_writer(small: Path, tmp_path: Path) -> None:
     """Four processes at once, the first of which is slow: it decodes, the others wait and map."""
-    code = f"""
-import sys, time
-from pathlib import Path
-from kinfolk.data import prepare as module
-from kinfolk.data.open_source import open_source
-original = module._read_all
-def counted(*args):
-    print("decodes", flush=True)
-    time.sleep(1)
-    yield from original(*args)
-module._read_all = counted
-data = module.prepare(open_source(Path({str(small)!r})), image_size=8, cache_dir={str(tmp_path / "cache")!r}, shared=True, workers=0)
-print(len(data), data.samples.file.name)
-"""
-    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    answers = [child.communicate()[0].split() for child in children]
-    assert sum("decodes" in answer for answer in answers) == 1
-    assert len({tuple(answer[-2:]) for answer in answers}) == 1
+    notes = [tmp_path / f"{n}.json" for n in range(4)]
+    assert exit_codes(prepare_slowly, [(small, tmp_path / "cache", note) for note in notes]) == [0] * 4
+    answers = [json.loads(note.read_text()) for note in notes]
+    assert sum(decoded for decoded, *_ in answers) == 1
+    assert len({tuple(rest) for _, *rest in answers}) == 1
     assert len(list((tmp_path / "cache").rglob("*.u8"))) == 1
 
 

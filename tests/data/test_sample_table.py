@@ -163,5 +163,5 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is no folder"):
+    with pytest.raises(KinfolkError, match=r"samples-.*\.arrow cannot be written: its folder is not a folder"):
         many(10).mapped(tmp_path / "file")

@@ -103,7 +103,8 @@ def test_low_temperature_and_few_bits_stay_finite(dtype: torch.dtype) -> None:
     z1, z2 = (z.detach().to(dtype).requires_grad_() for z in views(16))
     loss = NTXent(0.01, prior=0.1, hardness=1.0)(z1, z2)
     loss.backward()
-    assert loss.isfinite()
+    exact = NTXent(0.01, prior=0.1, hardness=1.0)(z1.double(), z2.double())
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-3, atol=1e-3)
     assert z1.grad is not None
     assert z1.grad.isfinite().all()
 

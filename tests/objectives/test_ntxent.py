@@ -193,6 +193,8 @@ def test_finite_at_low_temperature_and_precision(dtype: torch.dtype, action: Act
     z1, z2 = ((100 * z.detach()).to(dtype).requires_grad_() for z in views(16))
     loss = NTXent(0.01, detector=Scripted(same_class(4)), action=action)(z1, z2)
     assert loss.dtype == torch.float32
+    exact = NTXent(0.01, detector=Scripted(same_class(4)), action=action)(z1.double(), z2.double())
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-3, atol=1e-3)
     loss.backward()
     for z in (z1, z2):
         assert z.grad is not None

@@ -76,7 +76,10 @@ def test_degrees_are_shares_of_a_positive_or_of_a_weight(action: Any) -> None:
         return Roles(kin=Mask(degree > 0, degree))
 
     loss_fn = SigLIPLoss(0.3, -2.0, detector=Scripted(say), action=action).double()
-    degree = lambda i, j: (i + j) % 4 / 4 if i != j else 0.0  # noqa: E731
+
+    def degree(i: int, j: int) -> float:
+        return (i + j) % 4 / 4 if i != j else 0.0
+
     if action == "attract":
         require_equal(loss_fn, loss_fn(images, texts), lambda i, j: 1 if i == j else 2 * degree(i, j) - 1, lambda i, j: 1, images, texts)
     else:
@@ -110,7 +113,7 @@ def test_few_bits_and_a_low_temperature_stay_finite(dtype: torch.dtype) -> None:
     images, texts = (z.detach().to(dtype).requires_grad_() for z in batch())
     loss = SigLIPLoss(0.01, -10.0)(images, texts)
     loss.backward()
-    assert loss.isfinite()
+    torch.testing.assert_close(loss.double(), SigLIPLoss(0.01, -10.0).double()(images.double(), texts.double()), rtol=1e-3, atol=1e-3)
     assert images.grad is not None
     assert images.grad.isfinite().all()
 

@@ -28,6 +28,13 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr+neighbours": ("simclr+neighbours", {}, {"num_clusters": 4, "num_clusterings": 2, "num_background": 9}),
     "simclr+hierarchy": ("simclr+hierarchy", {}, RADII),
     "simclr+hierarchy, fitted": ("simclr+hierarchy:reweight", {}, {"warmup_epochs": 0, "min_samples": 2}),
+    "simclr+components": ("simclr+components", {}, {}),
+    "simclr+guide": (
+        "simclr+guide",
+        {},
+        {"features": torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(2)), "alpha": 0.2},
+    ),
+    "moco+teacher": ("moco+teacher", QUEUE, {}),
     "sogclr": ("sogclr", {}, {}),
     "sogclr+glofnd": ("sogclr+glofnd", {}, GLOFND),
     "moco": ("moco", QUEUE, {}),
@@ -46,6 +53,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "spcl": ("spcl", {"num_clusters": (3, 5)}, {}),
     "clip+glofnd": ("clip+glofnd", {}, GLOFND),
     "sogclr-clip+glofnd": ("sogclr-clip+glofnd", {}, GLOFND),
+    "siglip": ("siglip", {}, {}),
     "fastclip": ("fastclip", {}, {}),
     "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
 }

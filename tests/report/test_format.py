@@ -124,7 +124,8 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_sections_without_effect_are_not_shown() -> None:
-    config = {"method": "simclr", "text": {"context": 32}, "knn": {"every": 1}, "optimizer": {"lr": 0.1}, "detector": {}}
+    config: dict[str, Any] = {"method": "simclr", "text": {"context": 32}, "knn": {"every": 1}, "optimizer": {"lr": 0.1}, "detector": {}}
+    config["python"] = {"model": None, "detector": None}
     assert [name for name, _ in words.configuration(config)] == ["run", "knn", "optimizer"]
     assert [name for name, _ in words.configuration(config, labelled=False)] == ["run", "optimizer"]
     assert [name for name, _ in words.configuration({**config, "method": "clip"})] == ["run", "text", "knn", "optimizer"]

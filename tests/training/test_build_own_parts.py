@@ -198,3 +198,13 @@ def test_load_embed_and_evaluate_a_run(tmp_path: Path) -> None:
         kf.evaluate(run, protocol="liner")
     with pytest.raises(UsageError, match=r"`pixels` \(=torch.float32"):
         encoder.preprocess(torch.zeros(1, 8, 8, 3))
+
+
+def test_opening_a_run_never_runs_code_that_came_with_it(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    for name in ("evil.py", str(tmp_path / "evil.py")):
+        (tmp_path / "config.yaml").write_text(f"method: simclr\nplugins: [{name}]\n")
+        with pytest.raises(UsageError, match="is not imported"):
+            TrainConfig.load(tmp_path / "config.yaml")
+    assert not mark.exists()

@@ -14,7 +14,7 @@ from kinfolk.training.guides import guide_features
 from tests.report.synthetic import images
 
 
-def features_of(path: Path, keys: list[str], named: bool = True) -> np.ndarray:  # type: ignore[type-arg]
+def features_of(path: Path, keys: list[str], named: bool = True) -> np.ndarray:
     x = np.random.default_rng(0).normal(size=(len(keys), 4)).astype(np.float32)
     np.save(path, x)
     if named:

@@ -18,7 +18,9 @@ from PIL import Image
 from kinfolk.data.text import train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import Framework
-from kinfolk.training.build import assemble, build_framework, learns_from_text
+from kinfolk.frameworks.registry import parse
+from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, learns_from_text
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs
@@ -46,7 +48,22 @@ def test_a_recipe_is_a_document(name: str) -> None:
     assert not recipe_summary(name).startswith("#")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+def one_for_each_part() -> list[str]:
+    """Recipes that have, together, every framework and every detector that a recipe has; those with the most parts first."""
+    chosen, seen = [], set[str]()
+    for name in sorted(recipe_names(), key=lambda name: (-len(parts(name)), name)):
+        if not parts(name) <= seen:
+            chosen.append(name)
+            seen |= parts(name)
+    return chosen
+
+
+def parts(name: str) -> set[str]:
+    method = parse(load_recipe(name).method)
+    return {method.framework} | ({f"+{method.detector}"} if method.detector else set())
+
+
+@pytest.mark.parametrize("name", [*one_for_each_part(), "simclr-debiased-cpu"])
 def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
     """At its own settings, but for the size of everything; detection begins at once."""
     random = np.random.default_rng(0)
@@ -104,8 +121,8 @@ def guide() -> Iterator[None]:
     shutil.rmtree(FEATURES.parent)
 
 
-def framework_of(name: str, **settings: Any) -> Framework:
-    """That of a recipe for 200,000 samples, with small networks."""
+def built(name: str, **settings: Any) -> tuple[TrainConfig, Framework]:
+    """The configuration and the framework of a recipe for 200,000 samples, with small networks."""
     small = {"model.name": "resnet10", "model.width": 4, "model.stem": "cifar", "model.init": None, "head.out_size": 4, "views.size": 16}
     small |= {"text.name": "transformer", "text.layers": 1, "text.width": 8, "text.heads": 1, "text.pretrained": False}
     known: dict[str, Any] = {key: 16 for key in ("framework.predictor_size",) if "predictor_size" in load_recipe(name).framework}
@@ -115,14 +132,22 @@ def framework_of(name: str, **settings: Any) -> Framework:
     data: Any = Data(num_train=200_000, labels=torch.arange(200_000) % 10, samples=keys)
     framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
     framework.set_progress(0, config.epochs)
-    return framework
+    return config, framework
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_detector_of_a_recipe_flags_in_its_training(name: str) -> None:
-    framework = framework_of(name)
-    assert bool(framework.detectors) == ("+" in load_recipe(name).method or name.startswith("la-"))
+def test_a_recipe_is_built_and_its_detector_flags_in_its_training(name: str) -> None:
+    config, framework = built(name)
+    recipe = load_recipe(name)
+    assert bool(framework.detectors) == ("+" in recipe.method or name.startswith("la-"))
     assert framework.silent_reason() is None
+    assert build_views(config).size == 16
+    made = build_optimizers(config, framework, num_batches=200_000 // config.batch_size)
+    rates = [group["initial_lr"] for group in made["optimizer"].param_groups]
+    assert min(rates) > 0
+    assert len({id(p) for group in made["optimizer"].param_groups for p in group["params"]}) == sum(
+        p.requires_grad for p in framework.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +160,8 @@ def test_the_detector_of_a_recipe_flags_in_its_training(name: str) -> None:
     ],
 )
 def test_a_recipe_cut_short_says_that_it_flags_nothing(name: str, epochs: int, reason: str) -> None:
-    assert re.search(reason, framework_of(name, epochs=epochs, **{"optimizer.warmup_epochs": 0}).silent_reason() or "")
+    _, framework = built(name, epochs=epochs, **{"optimizer.warmup_epochs": 0})
+    assert re.search(reason, framework.silent_reason() or "")
 
 
 def test_the_paper_s_settings() -> None:

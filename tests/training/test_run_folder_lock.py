@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from kinfolk.errors import UsageError
 from kinfolk.training.run_folder import LOCK, lock_run_folder
+from tests.ranks import start
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from kinfolk.training.run_folder import lock_run_folder
-with lock_run_folder(Path(sys.argv[1])):
-    print("lock_run_folder", flush=True)
-    time.sleep(60)
-"""
+
+def hold(folder: Path, held: Connection) -> None:
+    """Keeps the lock until the process is killed."""
+    with lock_run_folder(folder):
+        held.send("locked")
+        time.sleep(600)
 
 
 def test_a_second_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -32,16 +32,18 @@ def test_a_second_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 def test_a_killed_training_leaves_the_folder_free(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
+    ours, theirs = Pipe()
+    child = start(hold, folder, theirs)
     try:
-        assert child.stdout.readline() == "lock_run_folder\n"
+        assert ours.poll(120)
+        assert ours.recv() == "locked"
         with pytest.raises(UsageError, match="another training"), lock_run_folder(folder):
             pass
     finally:
         child.kill()
-        child.wait()
-        child.stdout.close()
+        child.join()
+        ours.close()
+        theirs.close()
     assert (folder / LOCK).exists()
     with lock_run_folder(folder):
         pass

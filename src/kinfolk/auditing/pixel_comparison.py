@@ -2,8 +2,8 @@
 
 Both images are reduced to small grey thumbnails without their low frequencies, so that a shared background (sky, studio, black border)
 does not count. One is cropped and compared with the other, in both directions; the best crop of a grid is then refined step by step. The
-images are copies if the correlation reaches `COPY`. In 3,000 photographs of Tiny ImageNet the correlation of different images, each with
-its most similar ones, was below 0.82 in 99.9 % of the pairs.
+images are copies if the correlation reaches `COPY`. The value was chosen on 3,000 images of Tiny ImageNet with
+a first version without the refinement: different images, each with its most similar ones, were below 0.82 in 99.9 % of the pairs.
 
 Dimension key: P pairs, S side of a thumbnail, T crops.
 """

@@ -1,11 +1,7 @@
-"""How concentrated clusters are: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 12.
-
-Dimension key: N samples, D features, K clusters.
-
-How sure the cluster of a sample is, which samples are sure enough, and how many are wanted.
+"""Confidence of cluster labels, which of them are accepted, and how many.
 
 IFND: Chen et al., Incremental False Negative Detection for Contrastive Learning, ICLR 2022, equation 2.
-PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 12.
+PCL: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 12 (`concentration`).
 
 Dimension key: N samples, D features, K clusters, R rows of a block.
 """
@@ -72,7 +68,7 @@ _BLOCK_ELEMENTS = 1 << 22
 
 
 def check_acceptance(schedule: Schedule, final_rate: float, confidence: Confidence, step_at: float = 0.0) -> None:
-    """Refuses what the functions below have no meaning for."""
+    """Raises for settings that the functions below do not support."""
     for name, value, allowed in (("schedule", schedule, get_args(Schedule)), ("confidence", confidence, get_args(Confidence))):
         if value not in allowed:
             raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(allowed)}")

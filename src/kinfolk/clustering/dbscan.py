@@ -1,13 +1,10 @@
-"""DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set.
+"""DBSCAN (Ester et al., KDD 1996) at several radii, in memory linear in the data set, and radii that fit the data.
 
-scikit-learn's keeps all neighbours of all samples, a good part of N² at a radius at which clusters form. Here similarities are taken in row
-blocks, twice: once to count neighbours, once to join the core samples. The time is that of two products of N × N × D.
+scikit-learn's version keeps all neighbours of all samples, a large part of N² at a radius at which clusters form. Here similarities are
+computed in row blocks, twice: once to count neighbours, once to join the core samples. The time is that of two products of N × N × D. Radii
+are fitted by the distance to the k-th neighbour (section 4.2 of the paper), such that no cluster contains most samples.
 
-Dimension key: N samples, D features, R radii, b rows of a block.
-
-Radii for DBSCAN that fit the data: by distances to the k-th neighbour (Ester et al., KDD 1996, section 4.2), without a giant cluster.
-
-Dimension key: N samples, n of them that are looked at, D features, R radii, b rows of a block.
+Dimension key: N samples, n of them that are measured, D features, R radii, b rows of a block.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from torch import Tensor
 
 from kinfolk.stores.per_sample import Exact
 
-_BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 28}
-"""Similarities held at a time."""
+_BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 25}
+"""Similarities held at a time; the pairs among them that join two clusters are copied to the host."""
 
 
 @torch.no_grad()
@@ -82,7 +79,7 @@ def _block_rows(number: int, device: torch.device) -> int:
 
 
 def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
-    """Refuses what no data can be clustered with."""
+    """Raises unless the radii grow and `min_samples` is at least 1."""
     grow = all(a < b for a, b in pairwise(radii))
     if not grow or not all(r > 0 for r in radii):
         fall = not grow and all(a > b for a, b in pairwise(radii))
@@ -93,7 +90,7 @@ def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
 
 
 def require_finite(features: Tensor) -> None:
-    """Refuses what can't be clustered: one row for each sample, and numbers."""
+    """Raises unless there is one row of finite numbers for each sample."""
     if features.ndim != 2 or not features.isfinite().all():
         raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (samples, features) and be finite")
 
@@ -115,10 +112,10 @@ def _joined(part_N: Tensor, near_bN: Tensor, core_N: Tensor, start: int) -> Tens
     return first[component[part_N]]
 
 
-_LOOKED_AT = 1 << 14
-"""Samples whose neighbours are counted, evenly spread: enough for a hundredth of them."""
-_FOLLOWED = 1 << 11
-"""The same, for radii that follow: with every epoch, so that its steps pay no more for a larger data set."""
+_FIT_SAMPLES = 1 << 14
+"""Number of evenly spread samples whose distances radii are fitted to: enough to estimate a share of one hundredth."""
+_FOLLOW_SAMPLES = 1 << 11
+"""The same for radii that are adjusted every epoch, for which fewer must do."""
 LARGEST = 0.1
 """The share of all samples that no cluster may exceed."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.5)
@@ -162,7 +159,7 @@ class Radii(Exact):
         """Those for (N, D) features of all samples; writes them where they are not given."""
         if self.given is not None:
             return self.given
-        distance_n = _core_distances(features, self.min_samples, _LOOKED_AT)
+        distance_n = _core_distances(features, self.min_samples, _FIT_SAMPLES)
         radii = _fitting(features, distance_n, len(self.fitted), self.min_samples, LARGEST)
         self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
         self.shares.copy_(torch.tensor([(distance_n <= radius).double().mean().item() for radius in radii]))
@@ -173,7 +170,7 @@ class Radii(Exact):
         """Sets radii that were fitted to those at which as many of (N, D) features are cores as at the first fit: an encoder that learns
         spreads what it embeds, and what was near before is not near any more."""
         if self.given is None and self.fitted.all():
-            distance_n = _core_distances(features, self.min_samples, _FOLLOWED)
+            distance_n = _core_distances(features, self.min_samples, _FOLLOW_SAMPLES)
             *lower, last = self.shares.tolist()
             radii = _growing(distance_n, lower, _radius(distance_n, last))
             self.fitted.copy_(torch.tensor(radii, dtype=torch.float64))
@@ -197,7 +194,7 @@ def fitting_radii(features: Tensor, number: int, *, min_samples: int = 4, larges
         >>> 0 < near[0] < near[1] < 1
         True
     """
-    return _fitting(features, _core_distances(features, min_samples, _LOOKED_AT), number, min_samples, largest)
+    return _fitting(features, _core_distances(features, min_samples, _FIT_SAMPLES), number, min_samples, largest)
 
 
 def _fitting(features: Tensor, distance_n: Tensor, number: int, min_samples: int, largest: float) -> tuple[float, ...]:
@@ -242,6 +239,6 @@ def kth_distance(features: Tensor, min_samples: int, places_n: Tensor) -> Tensor
 
 
 def _radius(distance_n: Tensor, share: float) -> float:
-    """The least radius at which that share of the samples are cores; above 0 also where pictures are there several times."""
+    """The least radius at which that share of the samples are cores; above 0 even if images are duplicated."""
     place = min(max(round(share * len(distance_n)) - 1, 0), len(distance_n) - 1)
     return max(distance_n[place].item(), 1e-2) * 1.0001

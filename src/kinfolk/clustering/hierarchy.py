@@ -1,12 +1,10 @@
-"""How far levels of labels are nested: the share of samples that conform to the hierarchy (RCL, section 5.3).
+"""Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3;
+and the share of samples that conform to a hierarchy (section 5.3).
 
-Dimension key: N samples, H levels, P pairs of a cluster and one above it.
+Levels are counted from 1 as in the paper; at level 1 every sample is its own cluster.
 
-Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3.
-
-Levels are counted from 1 as in the paper; level 1 is every sample its own cluster.
-
-Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among them, C clusters.
+Dimension key: N data set, D embedding, H levels, B rows of an update, U distinct samples among them, C clusters, P pairs of a cluster and
+one above it.
 """
 
 from __future__ import annotations

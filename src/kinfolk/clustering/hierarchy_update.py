@@ -1,33 +1,26 @@
-"""Rows of unequal length, padded to a common width: a few long ones must not make all the others long.
+"""One level of the online refinement of a hierarchy: which units of the touched clusters move to which cluster.
 
-Dimension key: K rows.
+RCL, section 4.3: every touched cluster is split into at most m parts whose units are the clusters one level below. The parts and the other
+clusters inside the same cluster above (the border) are merged where they are similar. Nothing is written before both are decided, so a part
+that is merged back costs nothing.
 
-What a refinement looks at: of the touched clusters all units or some, and beside them some clusters of the same border.
-
-Dimension key: K touched clusters, W places, T touched units, P borders.
-
-Splitting a cluster by density peaks: Rodriguez and Laio, Science 2014, on the units of a cluster.
+Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of a cluster:
 
     ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),   γ_i = ρ_i δ_i
 
-The m − 1 units of largest γ and, of the others, the one of largest δ are prototypes; every unit goes to one of them. γ finds groups, but
-never a single stray unit; tried as a prototype, it is merged back where it is not astray. d is the distance of the unit-norm centres and
-d_c² the mean of d² in the cluster: a share of the neighbours, as in the paper, says nothing among a few dozen units.
+The prototypes are the m − 1 units of largest γ and, of the others, the one of largest δ; every unit joins one of them. γ finds groups but
+never a single outlier, so one is tried as a prototype and merged back if it is none. d is the distance of the unit-norm centres and d_c²
+the mean of d² in the cluster. The paper uses a share of the neighbours, which is not informative among a few dozen units.
 
-Dimension key: K clusters, W units of each (padded), D embedding, m parts.
+The rule "propagation" uses label propagation in closed form (Zhou et al., NIPS 2004; Liu et al., ICLR 2019):
 
-Merging clusters inside one cluster of the level above: who belongs together.
+    F = (I + L)^(−1) Y,   L = D − A the graph's Laplacian,   A_ij = exp((s_ij − s₀) / t)
 
-Dimension key: n nodes (clusters and parts of clusters), D embedding, E edges, P borders, w places of each (padded).
+The Laplacian is not normalised by the degrees: otherwise, the more nodes are similar, the less would reach each of them, and large groups
+of similar nodes would never be merged.
 
-One level of the online refinement: which units of the touched clusters belong where, after trying a split and a merge.
-
-RCL, section 4.3: every touched cluster is split into at most m parts whose units are the clusters one level below; the parts and the other
-clusters of the same cluster above are merged where they are alike. Nothing is written before both are decided, so that a part that is
-merged back where it was costs nothing.
-
-Dimension key: K touched clusters, W places (place 0: the rest of a cluster too large to look at whole), D embedding, m parts, n nodes,
-T touched units, M units that move.
+Dimension key: K touched clusters or graphs, W places of each (padded; place 0 is the rest of a cluster too large to use whole), T touched
+units, D embedding, m parts, n nodes (clusters and parts of clusters), E edges, P borders, w nodes of each (padded), M units that move.
 """
 
 from __future__ import annotations
@@ -40,7 +33,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.clustering.labels import possibility, propagate
 from kinfolk.clustering.linked_lists import Rings
 
 
@@ -72,7 +64,7 @@ class Level:
     cluster_parent: Tensor
 
 
-def looked_at(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+def select_units(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     """(K, W) units to look at, (K, W) where there is one, and (K,) whether a rest remains.
 
     All units of a cluster that has at most `limit`; of a larger one the touched units first, then those behind them in the ring.
@@ -157,6 +149,37 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
     return torch.cat((by_peak_Km, far_K1), 1), known_Km
 
 
+TEMPERATURE = 0.05
+MOST = 5.0  # of the exponent: beyond it the graph is too stiff to solve in single precision, and nothing is decided
+
+
+def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
+    """(K, m, W) how much of each prototype's label reaches each node; s₀ is the largest similarity of two nodes of the graph."""
+    others_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1) & ~torch.eye(sim_KWW.shape[1], dtype=torch.bool, device=sim_KWW.device)
+    most_K = sim_KWW.masked_fill(~others_KWW, -1).amax((1, 2), keepdim=True)
+    graph_KWW = ((sim_KWW - most_K) / TEMPERATURE).exp().masked_fill(~others_KWW, 0)
+    return _spread(graph_KWW).gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
+
+
+def possibility(sim_Knn: Tensor, together_Knn: Tensor, similarity: float) -> Tensor:
+    """(…, n, n) in [0, 1], symmetric: how far the labels of two nodes reach each other, F_ij / √(F_ii F_jj) with Y = I, s₀ = `similarity`.
+
+    Two nodes alone reach each other to A / (1 + A), above 1/2 where they are more alike than `similarity`; a third one near both adds to
+    it. `together`: which nodes may be joined at all.
+    """
+    others_Knn = together_Knn & ~torch.eye(sim_Knn.shape[-1], dtype=torch.bool, device=sim_Knn.device)
+    strength_Knn = ((sim_Knn - similarity) / TEMPERATURE).clamp(max=MOST)
+    reach_Knn = _spread(strength_Knn.exp().masked_fill(~others_Knn, 0))
+    own_Kn = reach_Knn.diagonal(dim1=-2, dim2=-1).rsqrt()
+    return reach_Knn * own_Kn.unsqueeze(-2) * own_Kn.unsqueeze(-1)
+
+
+def _spread(graph: Tensor) -> Tensor:
+    """(I + D − A)^(−1) of (…, n, n) graphs without loops."""
+    spread: Tensor = torch.linalg.inv(torch.diag_embed(1 + graph.sum(-1)) - graph)
+    return spread
+
+
 def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -> Tensor:
     """(n,) the group of every node, named by its first node: nodes joined by a chain of pairs more alike than `similarity`.
 
@@ -220,7 +243,7 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
     at whole anew from their units, so that rounding does not add up."""
     cluster_T, order = level.unit_parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
-    unit_KW, valid_KW, rest_K = looked_at(level, touched[order], cluster_K, owner_T, limits.max_units)
+    unit_KW, valid_KW, rest_K = select_units(level, touched[order], cluster_K, owner_T, limits.max_units)
     part_KW, number_Km, sum_KmD = _split(level, cluster_K, unit_KW, valid_KW, rest_K, limits)
     main_K = torch.where(rest_K, 0, number_Km.argmax(1))  # the rest's part is the first
     owns_Km = torch.arange(limits.parts, device=part_KW.device) == main_K.unsqueeze(1)

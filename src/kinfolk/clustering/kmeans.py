@@ -269,7 +269,7 @@ def _drawn(features: Tensor, most: int, generator: torch.Generator) -> Tensor:
 
 
 def check(features: Tensor, num_clusters: tuple[int, ...]) -> None:
-    """Refuses what cannot be clustered, in one sentence."""
+    """Raises if the features cannot be clustered into so many clusters."""
     if features.ndim != 2:
         raise ValueError(f"`features` (={tuple(features.shape)}) must have the shape (samples, features)")
     for number in num_clusters:

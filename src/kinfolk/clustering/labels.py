@@ -1,21 +1,9 @@
-"""The cluster of every sample, at one or several granularities: what the methods that cluster once per epoch keep.
+"""Cluster labels of all samples at one or several numbers of clusters: the state of every method that clusters once per epoch.
 
-Dimension key: N samples, D features, L levels, K clusters.
+`kmeans_levels` and `dbscan_levels` cluster each level of a hierarchy separately, as RCL does for comparison (its Table 4). Their levels are
+not nested; `conforming` measures to what extent they are.
 
-Label propagation over a graph of unit-norm centres, in closed form (Zhou et al., NIPS 2004; Liu et al., ICLR 2019).
-
-    F = (I + L)^(−1) Y,   L = D − A the graph's Laplacian,   A_ij = exp((s_ij − s₀) / t)
-
-Every node takes what its neighbours have and holds on to its own label. The Laplacian is not normalised by the degrees: with it, the more
-nodes are alike, the less would reach each of them, and many alike would never be merged.
-
-Dimension key: K graphs, W nodes of each (padded), m labels, n nodes of one graph.
-
-Hierarchies clustered anew as a whole, each level for itself: what RCL compares its online clustering with (Table 4).
-
-Nothing makes their levels nested; `conforming` measures how far they are.
-
-Dimension key: N samples, D features, H levels.
+Dimension key: N samples, D features, L or H levels, K clusters.
 """
 
 from __future__ import annotations
@@ -163,37 +151,6 @@ class ClusterLabels(OnHost):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-TEMPERATURE = 0.05
-MOST = 5.0  # of the exponent: beyond it the graph is too stiff to solve in single precision, and nothing is decided
-
-
-def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
-    """(K, m, W) how much of each prototype's label reaches each node; s₀ is the largest similarity of two nodes of the graph."""
-    others_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1) & ~torch.eye(sim_KWW.shape[1], dtype=torch.bool, device=sim_KWW.device)
-    most_K = sim_KWW.masked_fill(~others_KWW, -1).amax((1, 2), keepdim=True)
-    graph_KWW = ((sim_KWW - most_K) / TEMPERATURE).exp().masked_fill(~others_KWW, 0)
-    return _spread(graph_KWW).gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
-
-
-def possibility(sim_Knn: Tensor, together_Knn: Tensor, similarity: float) -> Tensor:
-    """(…, n, n) in [0, 1], symmetric: how far the labels of two nodes reach each other, F_ij / √(F_ii F_jj) with Y = I, s₀ = `similarity`.
-
-    Two nodes alone reach each other to A / (1 + A), above 1/2 where they are more alike than `similarity`; a third one near both adds to
-    it. `together`: which nodes may be joined at all.
-    """
-    others_Knn = together_Knn & ~torch.eye(sim_Knn.shape[-1], dtype=torch.bool, device=sim_Knn.device)
-    strength_Knn = ((sim_Knn - similarity) / TEMPERATURE).clamp(max=MOST)
-    reach_Knn = _spread(strength_Knn.exp().masked_fill(~others_Knn, 0))
-    own_Kn = reach_Knn.diagonal(dim1=-2, dim2=-1).rsqrt()
-    return reach_Knn * own_Kn.unsqueeze(-2) * own_Kn.unsqueeze(-1)
-
-
-def _spread(graph: Tensor) -> Tensor:
-    """(I + D − A)^(−1) of (…, n, n) graphs without loops."""
-    spread: Tensor = torch.linalg.inv(torch.diag_embed(1 + graph.sum(-1)) - graph)
-    return spread
-
-
 def kmeans_levels(features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20, over_ranks: bool = False) -> Tensor:
     """(H, N) labels: level 1 every sample its own, then one k-means for each of `num_clusters`, which fall.
 
@@ -213,7 +170,7 @@ def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int 
 
 
 def check_falling(num_clusters: Sequence[int]) -> None:
-    """Refuses numbers of clusters that do not fall from one level to the next."""
+    """Raises if the numbers of clusters do not fall from one level to the next."""
     if any(a <= b for a, b in pairwise(num_clusters)):
         hint = "; the paper prints them from the last level to the first" if all(a < b for a, b in pairwise(num_clusters)) else ""
         raise ValueError(f"`num_clusters` (={list(num_clusters)}) must fall: higher levels have fewer clusters{hint}")

@@ -316,6 +316,6 @@ def configuration(config: Mapping[str, Any], labelled: bool = True) -> list[tupl
     sections = [
         (key, [(name, number(entry)) for name, entry in value.items()])
         for key, value in config.items()
-        if isinstance(value, Mapping) and key not in unused
+        if isinstance(value, Mapping) and key not in unused and any(entry not in (None, [], {}) for entry in value.values())
     ]
     return [("run", general), *((key, rows) for key, rows in sections if rows)]

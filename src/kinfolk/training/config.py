@@ -236,8 +236,16 @@ class TrainConfig(Section):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
-        """Reads a YAML file, such as the config.yaml of a run, and imports its plugins."""
-        config = cls.of(read_yaml(Path(path)), str(path))
+        """Reads a YAML file, such as the config.yaml of a run, and imports its plugins.
+
+        A plugin file that lies beside the configuration is refused: opening a run folder never runs code that came with it.
+        """
+        config, folder = cls.of(read_yaml(Path(path)), str(path)), Path(path).resolve().parent
+        for name in config.plugins:
+            if name.endswith(".py") and (not Path(name).is_absolute() or Path(name).resolve().is_relative_to(folder)):
+                raise UsageError(
+                    f"the plugin `{name}` of {path} is not imported, because it may have come with that folder; keep plugins elsewhere"
+                )
         load_plugins(config.plugins)
         return config
 

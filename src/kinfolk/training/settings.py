@@ -52,6 +52,10 @@ PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
 
+ADDED = {"head.second": False}
+"""Settings that were added after the first run folders were written, with their default values. They count only if they have another value,
+so that earlier run folders keep loading."""
+
 
 def result_settings(config: TrainConfig) -> dict[str, Any]:
     """The settings that determine the result, by key. All others may change on resuming."""
@@ -62,7 +66,7 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
     free = [name for name in CHANGEABLE if not (name == "knn" and by_accuracy)]
     settings = {key: value for key, value in settings.items() if value is not None or not key.startswith("python.")}
     kept = {key: value for key, value in settings.items() if not any(key == name or key.startswith(f"{name}.") for name in free)}
-    return {key: _content(value) if key in FILES else value for key, value in kept.items()}
+    return {key: _content(value) if key in FILES else value for key, value in kept.items() if key not in ADDED or value != ADDED[key]}
 
 
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kinfolk.data.augmentation.views import Views
 
 
-def made(weak: tuple[int, ...], **settings: float) -> torch.Tensor:
+def made(weak: tuple[int, ...], **settings: Any) -> torch.Tensor:
     pixels = torch.randint(0, 256, (6, 24, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     return Views("simclr", 24, **settings)(pixels, torch.Generator().manual_seed(0), num_views=3, weak=weak)
 
