@@ -113,12 +113,15 @@ def gains(alpha: float | Tensor, number: float) -> Gains:
     """The constants of a visit with about that many negatives."""
     seen = min(number, _SAMPLED)
     moving = (min(max(seen / _WINDOW, _SLOWEST), _FASTEST), _NOISE / math.sqrt(max(seen, 1)))
-    return Gains(*(_gains(alpha, number) if isinstance(alpha, Tensor) else _gains_of_number(alpha, number)), *moving)
+    if isinstance(alpha, Tensor):
+        return Gains(*_gains(alpha, number), *moving)
+    return Gains(*_gains_of_number(alpha, number), *moving)
 
 
 @functools.lru_cache(maxsize=64)
-def _gains_of_number(alpha: float, number: float) -> tuple[float, ...]:
-    return tuple(float(each) for each in _gains(torch.tensor(alpha, dtype=torch.float64), number))
+def _gains_of_number(alpha: float, number: float) -> tuple[float, float, float, float]:
+    weight, per_share, prior, least_tail = (float(each) for each in _gains(torch.tensor(alpha, dtype=torch.float64), number))
+    return weight, per_share, prior, least_tail
 
 
 def _gains(alpha: Tensor, number: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
