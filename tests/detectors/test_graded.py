@@ -8,9 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.actions import Action
 from kinfolk.detectors import FNC, IFND, GloFND, Graded, Known, Neighbours, Oracle
+from kinfolk.detectors.base import Found
 from kinfolk.frameworks.registry import Context, build_detector, parse
+from kinfolk.kinship import Mask, Roles
 from kinfolk.objectives import FastCLIP, NTXent, SogCLR
+from kinfolk.objectives.base import Objective
+from kinfolk.pairs import Block
 from tests.detectors.test_guide import require_equal
 
 N, B = 12, 7
@@ -166,3 +171,35 @@ def test_the_share_of_the_own_positive_is_refused_where_there_is_nothing_to_shar
         NTXent(0.3, detector=FNC(top_k=2), own_weight=0.5)
     with pytest.raises(ValueError, match=r"`own_weight` \(=1.5\) must be in \[0, 1\]"):
         NTXent(0.3, detector=FNC(top_k=2), action="attract", own_weight=1.5)
+
+
+class FullDegrees(Oracle):
+    """The oracle's kin with the degree 1."""
+
+    def find(self, block: Block) -> Found:
+        (roles,) = super().find(block).levels
+        assert roles.kin is not None
+        mask = roles.kin.mask(block.sim_RC)
+        return Found((Roles(kin=Mask(mask, torch.ones_like(mask))),))
+
+
+@pytest.mark.parametrize("min_negatives", [1, 3])
+@pytest.mark.parametrize("num_classes", [1, 2])
+@pytest.mark.parametrize(("action", "kin_weight"), [("attract", 0.5), ("reweight", 0.0)])
+def test_kin_with_the_degree_one_leave_min_negatives(action: Action, kin_weight: float, num_classes: int, min_negatives: int) -> None:
+    z1, z2, ids = views()
+    labels = torch.arange(N) % num_classes
+    for make in (sogclr, ntxent):
+        hard, full = (
+            make(detector=kind(labels), action=action, kin_weight=kin_weight, min_negatives=min_negatives) for kind in (Oracle, FullDegrees)
+        )
+        require_equal(full(z1, z2, ids), hard(z1, z2, ids), z1, z2)
+        assert torch.equal(full.stats.counts(), hard.stats.counts())
+
+
+def sogclr(**given: Any) -> Objective:
+    return SogCLR(N, 0.3, **given)
+
+
+def ntxent(**given: Any) -> Objective:
+    return NTXent(0.3, **given)
