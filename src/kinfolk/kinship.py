@@ -28,10 +28,14 @@ EMPTY = LEFT_OUT / 1e10
 class Interval:
     """The candidates more similar than `lower_R` and less similar than `upper_R`. None: no such bound.
 
-    A bound is (R,), or (b,) for b samples whose rows follow one another."""
+    A bound is (R,), or (b,) for b samples whose rows follow one another.
+
+    `degrees_from`: given where `lower_R` is the similarity of the last kin itself. Degrees (`Graded`) then begin at the highest similarity
+    below it, at least at this number. None: they begin at `lower_R`."""
 
     lower_R: Tensor | None = None
     upper_R: Tensor | None = None
+    degrees_from: float | None = None
     graded = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
