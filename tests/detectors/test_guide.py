@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+import kinfolk as kf
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import Guide, Oracle
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
 from kinfolk.pairs import LEFT_OUT, Block
 from tests.reference.guide import soft_targets
@@ -216,3 +217,32 @@ def test_rows_without_a_direction_are_refused(tmp_path: Path, value: float, word
         np.save(tmp_path / "bad.npy", bad.numpy())
     with pytest.raises(KinfolkError, match=rf"row 7 of .* {words} \(2 such rows of 12\)"):
         Guide(tmp_path / "bad.npy" if in_file else bad, alpha=0.1)
+
+
+def test_an_array_is_taken_as_it_is() -> None:
+    array = features().numpy().copy()
+    array.flags.writeable = False
+    z1, z2, ids = views()
+    losses = [NTXent(0.3, detector=Guide(given, alpha=0.2))(z1, z2, ids) for given in (features(), array)]
+    assert torch.equal(*losses)
+    assert repr(Guide(array, alpha=0.2)) == "Guide(<12 features>, alpha=0.2)"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.ones(0, 3), r"`features` \(=torch.float32, shape \(0, 3\)\) must be floats .* at least one of each"),
+        (np.ones((3, 2), dtype=int), r"`features` \(=int64, shape \(3, 2\)\) must be floats"),
+        (np.array([["a"]]), r"`features` \(=<U1, shape \(1, 1\)\) must be floats"),
+        ([[1.0]], r"`features` \(=list\) must be a tensor, a NumPy array, or the path"),
+    ],
+)
+def test_what_is_no_features_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Guide(given, alpha=0.1)
+
+
+@pytest.mark.parametrize("given", [torch.ones(3, 2), np.ones((3, 2))])
+def test_a_training_takes_features_in_memory_as_a_detector(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"`guide` \(=\w+\) must be a path or a name; .*`detector=kf.Guide\(features"):
+        kf.train("digits", method="simclr+guide", guide=given)

@@ -9,9 +9,10 @@ Dimension key: R rows of a block, C candidates, b samples of a block, N data set
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +26,13 @@ from kinfolk.stores.per_sample import check_ids
 
 KEYS = ("features", "embeddings", "embedding", "x")
 """Names that are looked for first in a .safetensors file that holds several tensors."""
+
+
+@runtime_checkable
+class Array(Protocol):
+    """A NumPy array, or what can be made one."""
+
+    def __array__(self) -> Any: ...
 
 
 class _Candidates(NamedTuple):
@@ -53,7 +61,8 @@ class Guide(Detector):
     compared with its own caption, a caption's candidate images with its own image.
 
     Args:
-        features: (N, F) in data-set order, any norm; or a .npy or .safetensors file of them, such as the output of `kinfolk embed`.
+        features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or .safetensors file of them, such as the output
+            of `kinfolk embed`.
         alpha: α in (0, 1); at least one candidate is kin.
         margin: in [0, 2]; the larger, the more candidates are kin.
         temperature: t_g > 0. Exactly one of the three is given.
@@ -72,7 +81,7 @@ class Guide(Detector):
 
     def __init__(
         self,
-        features: str | Path | Tensor | None = None,
+        features: str | Path | Tensor | Array | None = None,
         alpha: float | None = None,
         margin: float | None = None,
         temperature: float | None = None,
@@ -88,7 +97,7 @@ class Guide(Detector):
         if temperature is not None and not 0 < temperature < math.inf:
             raise ValueError(f"`temperature` (={temperature}) must be above 0")
         self.alpha, self.margin, self.temperature = alpha, margin, temperature
-        self.source = None if isinstance(features, Tensor) else features
+        self.source = features if isinstance(features, str | Path) else None
         features_NF = None if features is None else _checked(features, num_samples)
         self.features: Tensor | None
         self.norms: Tensor | None
@@ -209,16 +218,35 @@ def _norms(features_NF: Tensor, name: str) -> Tensor:
     return norms_N
 
 
-def _checked(features: str | Path | Tensor, num_samples: int | None) -> Tensor:
+def _checked(features: str | Path | Tensor | Array, num_samples: int | None) -> Tensor:
     name = _name(features)
-    features_NF = features if isinstance(features, Tensor) else read_features(features)
-    if features_NF.ndim != 2 or not features_NF.is_floating_point() or not features_NF.shape[1]:
-        raise ValueError(f"{name} (={features_NF.dtype}, shape {tuple(features_NF.shape)}) must be floats of the shape (samples, features)")
+    features_NF = read_features(features) if isinstance(features, str | Path) else _tensor(features)
+    if features_NF.ndim != 2 or not features_NF.is_floating_point() or not features_NF.numel():
+        raise ValueError(
+            f"{name} (={features_NF.dtype}, shape {tuple(features_NF.shape)}) must be floats of the shape (samples, features), "
+            "at least one of each"
+        )
     if num_samples is not None and len(features_NF) != num_samples:
         raise ValueError(
             f"{name} (={len(features_NF):,} rows) must hold one row for each of the {num_samples:,} training samples, in data-set order"
         )
     return features_NF.detach()
+
+
+def _tensor(features: object) -> Tensor:
+    """A tensor, or an array as one that shares its memory."""
+    if isinstance(features, Tensor):
+        return features
+    if isinstance(features, Array):
+        import numpy as np
+
+        array = np.asarray(features)
+        if array.dtype.kind == "f" and array.dtype.itemsize <= 8:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is only read
+                return torch.from_numpy(array)
+        raise ValueError(f"`features` (={array.dtype}, shape {array.shape}) must be floats of the shape (samples, features)")
+    raise ValueError(f"`features` (={type(features).__name__}) must be a tensor, a NumPy array, or the path of a .npy or .safetensors file")
 
 
 def read_features(path: str | Path) -> Tensor:
