@@ -28,6 +28,7 @@ PAIRS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("simclr", "simclr+oracle", {}),
     ("simclr", "simclr+guide", {"features": None, "alpha": 0.01}),
     ("simclr", "simclr+guide:attract", {"features": None, "temperature": 0.1}),
+    ("moco", "moco+guide", {"features": None, "alpha": 0.01}),
     ("simclr", "simclr, prior and hardness", {"prior": 0.1, "hardness": 0.5}),
     ("simclr", "simclr+teacher", {}),
     ("simclr", "simclr+components", {}),

@@ -33,3 +33,7 @@ class Policy:
         if self.action == "reweight":
             return self.kin_weight == 0 and not graded
         return self.action == "eliminate" or not (self.attracted_stay or graded)
+
+    def removes_by_degrees(self, graded: bool) -> bool:
+        """Whether kin leave the denominator by their degrees, so that those with the degree 1 leave it altogether."""
+        return graded and (self.action == "reweight" or (self.action == "attract" and not self.attracted_stay))

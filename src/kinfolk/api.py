@@ -79,6 +79,11 @@ def train(
         The run. Its `rank` is above 0 in processes other than rank zero, and `unchanged` is True if it was finished already.
     """
     if guide is not None:
+        if not isinstance(guide, str | os.PathLike):
+            raise UsageError(
+                f"`guide` (={type(guide).__name__}) must be a path or a name; features in memory are passed as "
+                "`detector=kf.Guide(features, alpha=0.01)`"
+            )
         settings = {"detector.features": os.fspath(guide), **parse_settings(settings)}
     run = train_run(
         data,

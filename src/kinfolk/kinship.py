@@ -28,10 +28,14 @@ EMPTY = LEFT_OUT / 1e10
 class Interval:
     """The candidates more similar than `lower_R` and less similar than `upper_R`. None: no such bound.
 
-    A bound is (R,), or (b,) for b samples whose rows follow one another."""
+    A bound is (R,), or (b,) for b samples whose rows follow one another.
+
+    `degrees_from`: given where `lower_R` is the similarity of the last kin itself. Degrees (`Graded`) then begin at the highest similarity
+    below it, at least at this number. None: they begin at `lower_R`."""
 
     lower_R: Tensor | None = None
     upper_R: Tensor | None = None
+    degrees_from: float | None = None
     graded = False
 
     def mask(self, sim_RC: Tensor) -> Tensor:
@@ -237,7 +241,8 @@ def weigh(
         cut_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
         chosen, short = (above(sim_RC, cut_R), None), False
     else:
-        chosen, short = select(sim_RC, roles), removes
+        by_degrees = roles.kin is not None and policy.removes_by_degrees(roles.kin.graded)
+        chosen, short = select(sim_RC, roles), removes or by_degrees
     kin_RC, drop_RC = chosen
     weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
     if drop_RC is not None:
@@ -248,14 +253,21 @@ def weigh(
         share_RC, lse_R = hardened(divided(sim_RC, t), scaled_RC, weight_R, policy.hardness)
         return Weighed(share_RC, lse_R, weight_R=weight_R)
     assert roles.kin is not None
+    degree_RC = roles.kin.degree(sim_RC) if roles.kin.graded else None
     flagged_R = kin_RC.sum(1)
     if short:
         assert weight_R is not None, "the number of negatives is needed where kin are removed"
-        kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
+        if removes or degree_RC is None:
+            kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
+        else:  # only kin with the degree 1 leave the denominator
+            gone_RC = kin_RC * greater(degree_RC, 1 - 8 * torch.finfo(sim_RC.dtype).eps)
+            gone_R = gone_RC.sum(1)
+            left_RC, left_R, _ = spare(sim_RC, gone_RC, gone_R, weight_R, policy.min_negatives)
+            kin_RC, flagged_R = kin_RC - (gone_RC - left_RC), flagged_R - (gone_R - left_R)
     target_RC = mass_R = pull_R = kin_lse_R = None
     if policy.action == "attract":
-        target_RC = kin_RC * roles.kin.degree(sim_RC) if roles.kin.graded else kin_RC
-        mass_R = target_RC.sum(1) if roles.kin.graded else flagged_R
+        target_RC = kin_RC if degree_RC is None else kin_RC * degree_RC
+        mass_R = flagged_R if degree_RC is None else target_RC.sum(1)
         pull_R = (sim_RC * target_RC).sum(1)
         if policy.pools_kin:
             share_RC, kin_lse_R = shares(torch.where(target_RC > 0, sim_RC / t + target_RC.log(), LEFT_OUT))
@@ -265,8 +277,8 @@ def weigh(
         logit_RC = divided(plus(sim_RC, kin_RC, LEFT_OUT), t)
     elif policy.action == "attract" and policy.attracted_stay:
         logit_RC = divided(sim_RC, t)
-    elif roles.kin.graded:
-        factor_RC = 1 - roles.kin.degree(sim_RC)
+    elif degree_RC is not None:
+        factor_RC = 1 - degree_RC
         if weight_R is not None:
             weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
         logit_RC = plus(divided(sim_RC, t), kin_RC * factor_RC.log().clamp(min=LEFT_OUT), 1.0)

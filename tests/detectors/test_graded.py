@@ -8,9 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.detectors import FNC, IFND, GloFND, Graded, Known, Neighbours, Oracle
+from kinfolk.actions import Action
+from kinfolk.detectors import FNC, IFND, Components, GloFND, Graded, Guide, Known, Neighbours, Oracle
+from kinfolk.detectors.base import Found
 from kinfolk.frameworks.registry import Context, build_detector, parse
+from kinfolk.kinship import Mask, Roles
 from kinfolk.objectives import FastCLIP, NTXent, SogCLR
+from kinfolk.objectives.base import Objective
+from kinfolk.pairs import Block
 from tests.detectors.test_guide import require_equal
 
 N, B = 12, 7
@@ -166,3 +171,59 @@ def test_the_share_of_the_own_positive_is_refused_where_there_is_nothing_to_shar
         NTXent(0.3, detector=FNC(top_k=2), own_weight=0.5)
     with pytest.raises(ValueError, match=r"`own_weight` \(=1.5\) must be in \[0, 1\]"):
         NTXent(0.3, detector=FNC(top_k=2), action="attract", own_weight=1.5)
+
+
+class FullDegrees(Oracle):
+    """The oracle's kin with the degree 1."""
+
+    def find(self, block: Block) -> Found:
+        (roles,) = super().find(block).levels
+        assert roles.kin is not None
+        mask = roles.kin.mask(block.sim_RC)
+        return Found((Roles(kin=Mask(mask, torch.ones_like(mask))),))
+
+
+@pytest.mark.parametrize("min_negatives", [1, 3])
+@pytest.mark.parametrize("num_classes", [1, 2])
+@pytest.mark.parametrize(("action", "kin_weight"), [("attract", 0.5), ("reweight", 0.0)])
+def test_kin_with_the_degree_one_leave_min_negatives(action: Action, kin_weight: float, num_classes: int, min_negatives: int) -> None:
+    z1, z2, ids = views()
+    labels = torch.arange(N) % num_classes
+    for make in (sogclr, ntxent):
+        hard, full = (
+            make(detector=kind(labels), action=action, kin_weight=kin_weight, min_negatives=min_negatives) for kind in (Oracle, FullDegrees)
+        )
+        require_equal(full(z1, z2, ids), hard(z1, z2, ids), z1, z2)
+        assert torch.equal(full.stats.counts(), hard.stats.counts())
+
+
+def sogclr(**given: Any) -> Objective:
+    return SogCLR(N, 0.3, **given)
+
+
+def ntxent(**given: Any) -> Objective:
+    return NTXent(0.3, **given)
+
+
+@pytest.mark.parametrize("given", [{"top_k": 1}, {"top_k": 2}, {"fraction": 0.2}, {"top_k": 2, "min_similarity": 0.6}])
+def test_degrees_of_the_most_similar_begin_at_the_next_similarity(given: dict[str, Any]) -> None:
+    z1, z2, ids = views()
+    k = given.get("top_k", round(0.2 * (2 * B - 2)))
+    z = F.normalize(torch.cat((z1, z2)).detach(), dim=1)
+    degree = torch.zeros(2 * B, 2 * B, dtype=torch.float64)
+    for i in range(2 * B):
+        others = sorted(((float(z[i] @ z[j]), j) for j in range(2 * B) if j % B != i % B), reverse=True)
+        lower = max(others[k][0], given.get("min_similarity", -1.0))
+        for sim, j in others[:k]:
+            degree[i, j] = max(0.0, (sim - lower) / (1 - lower))
+    assert ((degree > 0).sum(1) == k).all() or "min_similarity" in given
+    loss_fn = NTXent(0.3, detector=Graded(FNC(**given)), action="attract", block_rows=4)
+    require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, None), z1, z2)
+
+
+@pytest.mark.parametrize("kin_weight", [0.0, 0.3])
+def test_kin_without_degrees_have_the_kin_weight(kin_weight: float) -> None:
+    z1, z2, ids = views()
+    for detector in (Oracle(torch.arange(N) % 3), Components(), Guide(torch.eye(3)[torch.arange(N) % 3], margin=0.5)):
+        plain, graded = (NTXent(0.3, detector=each, action="reweight", kin_weight=kin_weight) for each in (detector, Graded(detector)))
+        require_equal(graded(z1, z2, ids), plain(z1, z2, ids), z1, z2)

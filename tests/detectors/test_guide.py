@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+import kinfolk as kf
 from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import Guide, Oracle
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
 from kinfolk.pairs import LEFT_OUT, Block
 from tests.reference.guide import soft_targets
@@ -174,3 +175,74 @@ def test_broken_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     np.save(path, np.arange(12))
     with pytest.raises(ValueError, match=r"must be floats of the shape \(samples, features\)"):
         Guide(path, alpha=0.1)
+
+
+class Counting(Guide):
+    """Counts the rows of features that are read."""
+
+    read = 0
+
+    def _read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        self.read += len(ids)
+        return super()._read(ids, dtype)
+
+
+def test_candidates_are_read_once_a_step_and_of_a_queue_only_what_is_new() -> None:
+    guide = Counting(features(), alpha=0.2)
+    queue_ids = torch.arange(10)
+
+    def step() -> tuple[int, list[Tensor]]:
+        before, found = guide.read, []
+        for start in range(0, 6, 2):
+            block = Block(torch.zeros(2, 10), torch.arange(start, start + 2), queue_ids, 1, torch.full((2,), 10))
+            (roles,) = guide.find(block).levels
+            assert roles.kin is not None
+            found.append(roles.kin.mask(block.sim_RC))
+        return guide.read - before, found
+
+    assert step()[0] == 10 + 6
+    queue_ids[3:5] = torch.tensor([11, 10])
+    number, found = step()
+    assert number == 2 + 6
+    guide = Counting(features(), alpha=0.2)  # nothing is known of the step before
+    assert all(torch.equal(one, other) for one, other in zip(found, step()[1], strict=True))
+
+
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "not all finite"), (float("inf"), "not all finite"), (0.0, "all 0")])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_rows_without_a_direction_are_refused(tmp_path: Path, value: float, words: str, in_file: bool) -> None:
+    bad = features().half()
+    bad[7], bad[9] = value, value
+    if in_file:
+        np.save(tmp_path / "bad.npy", bad.numpy())
+    with pytest.raises(KinfolkError, match=rf"row 7 of .* {words} \(2 such rows of 12\)"):
+        Guide(tmp_path / "bad.npy" if in_file else bad, alpha=0.1)
+
+
+def test_an_array_is_taken_as_it_is() -> None:
+    array = features().numpy().copy()
+    array.flags.writeable = False
+    z1, z2, ids = views()
+    losses = [NTXent(0.3, detector=Guide(given, alpha=0.2))(z1, z2, ids) for given in (features(), array)]
+    assert torch.equal(*losses)
+    assert repr(Guide(array, alpha=0.2)) == "Guide(<12 features>, alpha=0.2)"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.ones(0, 3), r"`features` \(=torch.float32, shape \(0, 3\)\) must be floats .* at least one of each"),
+        (np.ones((3, 2), dtype=int), r"`features` \(=int64, shape \(3, 2\)\) must be floats"),
+        (np.array([["a"]]), r"`features` \(=<U1, shape \(1, 1\)\) must be floats"),
+        ([[1.0]], r"`features` \(=list\) must be a tensor, a NumPy array, or the path"),
+    ],
+)
+def test_what_is_no_features_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Guide(given, alpha=0.1)
+
+
+@pytest.mark.parametrize("given", [torch.ones(3, 2), np.ones((3, 2))])
+def test_a_training_takes_features_in_memory_as_a_detector(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"`guide` \(=\w+\) must be a path or a name; .*`detector=kf.Guide\(features"):
+        kf.train("digits", method="simclr+guide", guide=given)

@@ -143,6 +143,9 @@ def test_what_has_no_teacher_is_refused_with_a_reason() -> None:
         made("simclr+teacher:eliminate")
     with pytest.raises(ValueError, match=r"`symmetric` \(=True\) must be False with a teacher"):
         made("moco+teacher", {"queue_size": 9, "symmetric": True})
+    for name, framework in (("moco", {"queue_size": 16}), ("mocov3", {})):
+        with pytest.raises(ValueError, match=r"`detector.momentum` must be left out"):
+            made(f"{name}+teacher", dict(framework), detector={"momentum": 0.9, "start_epoch": 1, "degrees": True})
     with pytest.raises(ValueError, match=r"`detector.momentum` must be left out"):
         made("moco+teacher", {"queue_size": 9}, {"momentum": 0.9})
 

@@ -109,10 +109,19 @@ def test_losses_refuse_a_prior_themselves(loss: Any) -> None:
 @pytest.mark.parametrize("name", ["ir", "cmc", "spcl"])
 def test_a_prior_reaches_every_contrast(name: str) -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
-    framework = build(parse(name), encoder, nn.Linear(6, 4), Context(12), {"prior": 0.2, "hardness": 0.5, "decoupled": True})
+    framework = build(parse(name), encoder, nn.Linear(6, 4), Context(12), {"prior": 0.2, "hardness": 0.5, "decoupled": name != "spcl"})
     for objective in framework.objectives:
         assert isinstance(objective, kf.NTXent)
         assert (objective.prior, objective.hardness, objective.positive_in_denominator) == (0.2, 0.5, False)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_spcl_is_decoupled_anyway(inside: bool) -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
+    with pytest.raises(
+        ValueError, match=r"`decoupled` \(=True\) must be left out with SPCL: the positive is not in the denominator anyway"
+    ):
+        build(parse("spcl"), encoder, nn.Linear(6, 4), Context(12), {"decoupled": True, "positive_in_denominator": inside})
 
 
 @pytest.mark.parametrize("name", ["ir", "cmc"])

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kinfolk.contrast import Rows
 from kinfolk.detectors import Oracle
 from kinfolk.frameworks import MoCo
 from kinfolk.objectives import CLIPLoss, LocalAggregation, NTXent, Objective, RelativeContrast, SogCLR
+from kinfolk.objectives.base import pulls
 from kinfolk.pairs import Pairs, two_views
 from tests.scripted import Scripted, same_class
 
@@ -104,3 +106,11 @@ def test_a_queue_in_training() -> None:
     for ids in (torch.arange(0, 16, 2), torch.arange(1, 17, 2)):
         moco(torch.randn(2, 8, 3, 2, 2), ids)
     assert int(moco.stats.negatives) == 8 * 7, "of each anchor's eight candidates, keys of the other rows, one is of its group"
+
+
+def test_the_own_weight_has_the_precision_of_the_loss() -> None:
+    own, kin = torch.tensor([[0.7], [0.2]], dtype=torch.float64), torch.tensor([2.0, 0.0], dtype=torch.float64)
+    rows = Rows(own, torch.zeros(2), torch.arange(2), 1, 0.1, kin_mass_R=kin, kin_sum_R=0.4 * kin)
+    pull = pulls(rows, 0.3)
+    assert pull.own_R.tolist() == [0.3, 1.0]
+    torch.testing.assert_close(pull.sum_R.tolist(), [0.3 * 0.7 + 0.7 * 0.4, 0.2], rtol=0, atol=1e-15)

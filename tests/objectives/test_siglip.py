@@ -125,3 +125,9 @@ def test_shapes_and_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"`own_weight` \(=0.5\) must be None with SigLIPLoss"):
         SigLIPLoss(detector=Scripted(everybody), action="attract", own_weight=0.5)
     assert math.isclose(SigLIPLoss(0.2).present_temperature, 0.2, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ids", "group_ids"])
+def test_ids_of_another_length_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`{name}` \(=\(3,\)\) must have the shape \(4,\): one for each pair of image and text"):
+        SigLIPLoss()(torch.eye(4), torch.eye(4), **{name: torch.arange(3)})

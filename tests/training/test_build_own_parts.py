@@ -96,6 +96,10 @@ def test_a_detector_object_is_used_with_its_action(tmp_path: Path, images: Any) 
     [
         ({"detector": "glofnd"}, "`detector` .* must be a kinfolk.detectors.Detector"),
         ({"action": "attract"}, "`action` .* belongs to a `detector` object"),
+        (
+            {"detector": kf.Guide(torch.ones(31, 3), alpha=0.1)},
+            "the guide has features of 31 samples; it must have one row for each of the",
+        ),
         ({"detector": Threshold(0.5), "method": "simclr+fnc"}, "has a detector already"),
         ({"model": Tiny(), "method": "cmc"}, "takes no module as `model`"),
         ({"settings": {"plugins": "no_such_module"}}, "the plugin `no_such_module` cannot be imported"),

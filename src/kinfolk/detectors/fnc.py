@@ -70,7 +70,8 @@ class FNC(Detector):
         level_R = top_RK.gather(1, k_R.unsqueeze(1) - 1).squeeze(1) - 8 * torch.finfo(sim_RC.dtype).eps
         if self.min_similarity is not None:
             level_R = level_R.clamp(min=self.min_similarity)
-        return Found((Roles(kin=Interval(level_R.masked_fill(n_R == 0, torch.inf))),))
+        level_R = level_R.masked_fill(n_R == 0, torch.inf)
+        return Found((Roles(kin=Interval(level_R, degrees_from=-1.0 if self.min_similarity is None else self.min_similarity)),))
 
     def __repr__(self) -> str:
         given = {"fraction": self.fraction, "top_k": self.top_k, "min_similarity": self.min_similarity}

@@ -15,20 +15,22 @@ from torch import Tensor
 from kinfolk.detectors.base import Found
 from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.kinship import Interval, Keys, Mask, Places, Roles
-from kinfolk.pairs import Block
+from kinfolk.pairs import LEFT_OUT, Block
 
 
 class Graded(Wrapped):
     """Wraps a detector: its kin are the same, and each has a degree, by which it is attracted or taken from the denominator.
 
         kin above a threshold (FNC, GloFND)         degree = (s − threshold) / (1 − threshold)
+        the k most similar (FNC)                    the same, with the (k + 1)-th highest similarity as the threshold
         kin by clusters (Neighbours, Ring)          degree = share of the clusterings in which anchor and candidate agree
         kin by labels with a confidence κ (IFND)    degree = mean over levels of 1[labels agree] · min(κ_i, κ_j) / max κ of the level
         listed pairs with a similarity (Known)      degree = that similarity, in [0, 1]
         kin with degrees of their own (Hierarchy)   these
 
-    What a detector answers in other forms (Oracle, Known without similarities, a hard Guide) keeps the degree 1. Levels that would each be
-    a loss of their own become one answer. `eliminate` knows no degrees, so there nothing changes but that.
+    Kin of detectors that have nothing to make degrees of (Oracle, Components, one clustering without confidence, Known without
+    similarities, a hard Guide) stay as they are: attracted like kin with the degree 1, and with "reweight" given the `kin_weight`. Levels
+    that would each be a loss of their own become one answer. `eliminate` knows no degrees, so there nothing changes but that.
 
     Args:
         detector: the wrapped one.
@@ -68,9 +70,12 @@ def graded(roles: Roles, sim_RC: Tensor) -> Roles:
     if isinstance(kin, Interval) and kin.lower_R is not None:
         lower_b = kin.lower_R.to(sim_RC.dtype).clamp(-1, 1)
         lower_R1 = lower_b.repeat_interleave(len(sim_RC) // len(lower_b)).unsqueeze(1)  # of rows, or of samples
+        mask_RC = kin.mask(sim_RC)
+        if kin.degrees_from is not None:  # the bound is that of the last kin, which would have the degree 0
+            lower_R1 = torch.where(mask_RC > 0, LEFT_OUT, sim_RC).amax(1, keepdim=True).clamp(min=kin.degrees_from)
         width_R1 = (1 - lower_R1).clamp(min=torch.finfo(sim_RC.dtype).eps)
-        return replace(roles, kin=Mask(kin.mask(sim_RC), ((sim_RC - lower_R1) / width_R1).clamp(0, 1)))
-    if isinstance(kin, Keys) and kin.level is None and not kin.apart:
+        return replace(roles, kin=Mask(mask_RC, ((sim_RC - lower_R1) / width_R1).clamp(0, 1)))
+    if isinstance(kin, Keys) and kin.level is None and not kin.apart and (len(kin.key_LR) > 1 or kin.confidence):
         return replace(roles, kin=replace(kin, graded=True))
     if isinstance(kin, Places) and kin.degree_P is not None:
         return replace(roles, kin=replace(kin, graded=True))

@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from kinfolk.detectors import StartAt, Teacher
+from kinfolk.detectors.base import Detector
+from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
@@ -187,9 +190,16 @@ def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     taught = detector is not None and detector.reads == "teacher"
     if taught and symmetric:
         raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
-    if taught and getattr(getattr(detector, "detector", detector), "momentum", None) is not None:
+    if taught and getattr(teacher_of(detector), "momentum", None) is not None:
         raise ValueError("`detector.momentum` must be left out: the teacher is the momentum encoder, see `framework.momentum`")
     return taught
+
+
+def teacher_of(detector: Detector | None) -> Teacher | None:
+    """The teacher among the detectors, also of one that starts late."""
+    while isinstance(detector, StartAt | Wrapped):
+        detector = detector.detector
+    return detector if isinstance(detector, Teacher) else None
 
 
 class MoCoV3(Framework):

@@ -144,7 +144,7 @@ class SPCL(Framework):
         reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
         warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `ClusterLabels`.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
-        positive_in_denominator, prior, hardness, decoupled: see `NTXent`.
+        positive_in_denominator, prior, hardness: see `NTXent`. `decoupled` is refused, as it is the default here.
 
     State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the number of `draws` of pairs, and whether
     the prototypes have `begun`.
@@ -182,6 +182,11 @@ class SPCL(Framework):
         points_per_cluster: int = 256,
         **shared: Unpack[Estimate],
     ) -> None:
+        if shared.get("decoupled"):
+            raise ValueError(
+                "`decoupled` (=True) must be left out with SPCL: the positive is not in the denominator anyway, unless "
+                f"`positive_in_denominator` (={positive_in_denominator}) is True"
+            )
         objective = NTXent(temperature, positive_in_denominator, **shared)
         super().__init__(encoder, head, objective)
         self.weights = {"contrast_weight": contrast_weight, "metric_weight": metric_weight, "prototype_weight": prototype_weight}

@@ -11,11 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from kinfolk.detectors import StartAt, Teacher
-from kinfolk.detectors.base import Detector
-from kinfolk.detectors.wrapped import Wrapped
 from kinfolk.frameworks.base import BatchFramework
-from kinfolk.frameworks.moco import MomentumCopy
+from kinfolk.frameworks.moco import MomentumCopy, teacher_of
 from kinfolk.objectives import Objective
 from kinfolk.objectives.base import unit
 from kinfolk.pairs import integer_ids, two_views
@@ -51,10 +48,3 @@ class TaughtBatch(BatchFramework, ABC):
         super().after_step()
         if self.teacher is not None:
             self.teacher.follow(self.encoder, self.head)
-
-
-def teacher_of(detector: Detector | None) -> Teacher | None:
-    """The teacher among the detectors, also of one that starts late."""
-    while isinstance(detector, StartAt | Wrapped):
-        detector = detector.detector
-    return detector if isinstance(detector, Teacher) else None

@@ -344,7 +344,7 @@ def pulls(rows: Rows, own_weight: float | None = None) -> Pull:
         own_R = 1 / (number + rows.kin_mass_R)
         return Pull((sum_R + rows.kin_sum_R) / (number + rows.kin_mass_R), own_R, own_R)
     some_R = rows.kin_mass_R > 0
-    own_R = torch.where(some_R, own_weight, 1.0) / number
+    own_R = torch.where(some_R, sum_R.new_full((), own_weight), sum_R.new_ones(())) / number  # numbers alone would be float32
     kin_R = torch.where(some_R, (1 - own_weight) / rows.kin_mass_R, 0.0)
     return Pull(own_R * sum_R + kin_R * rows.kin_sum_R, own_R, kin_R)
 

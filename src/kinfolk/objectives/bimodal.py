@@ -60,7 +60,7 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
             whole = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]
             outside: Tensor = whole(image_features, text_features, ids, group_ids)
             return outside
-        _check(image_features, text_features, ids, group_ids)
+        check_inputs(image_features, text_features, ids, group_ids)
         device = image_features.device
         ids = self.image.numbered(image_features) if ids is None else ids.to(device, torch.int64)
         keys = ids if group_ids is None else known(ids, group_ids.to(device, torch.int64))
@@ -156,7 +156,8 @@ def known(ids: Tensor, group_ids: Tensor) -> Tensor:
     return torch.where(group_ids >= 0, group_ids, -1 - ids)
 
 
-def _check(image_features: Tensor, text_features: Tensor, ids: Tensor | None, group_ids: Tensor | None) -> None:
+def check_inputs(image_features: Tensor, text_features: Tensor, ids: Tensor | None, group_ids: Tensor | None) -> None:
+    """Refuses inputs of a loss of image and text whose shapes or types do not fit."""
     shape = tuple(image_features.shape)
     if image_features.ndim != 2 or text_features.shape != image_features.shape:
         raise ValueError(

@@ -19,9 +19,9 @@ from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.kinship import Roles, select
 from kinfolk.objectives.base import Objective, Shared, call, unit
-from kinfolk.objectives.bimodal import known
+from kinfolk.objectives.bimodal import check_inputs, known
 from kinfolk.objectives.learned_temperature import LearnedTemperature
-from kinfolk.pairs import LEFT_OUT, Block, Pairs, require_integers
+from kinfolk.pairs import LEFT_OUT, Block, Pairs
 from kinfolk.stats import Labels, Stats, count, summed
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
@@ -80,14 +80,7 @@ class SigLIPLoss(Objective):
                 image_features, text_features, ids, group_ids
             )
             return outside
-        if image_features.ndim != 2 or image_features.shape != text_features.shape:
-            raise ValueError(
-                f"`image_features` (={tuple(image_features.shape)}) and `text_features` (={tuple(text_features.shape)}) must have one "
-                "shape (batch, embedding): row i of both belongs to one sample"
-            )
-        for name, given in (("ids", ids), ("group_ids", group_ids)):
-            if given is not None:
-                require_integers(name, given)
+        check_inputs(image_features, text_features, ids, group_ids)
         device = image_features.device
         ids = self.numbered(image_features) if ids is None else ids.to(device, torch.int64)
         groups = self.groups[ids] if group_ids is None and self.groups is not None else group_ids

@@ -23,7 +23,7 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import StreamedText, TextData, Tokenizer, every_caption, read_tokenizer, require_captions, train_tokenizer
-from kinfolk.detectors import DETECTORS
+from kinfolk.detectors import DETECTORS, Guide
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
 from kinfolk.frameworks import FRAMEWORKS, Framework
@@ -250,10 +250,21 @@ def build_framework(
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
     _check_foreign_detectors(framework)
+    _check_guides(framework, data)
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
         objective.compiles = config.trainer.compile is True
     return framework
+
+
+def _check_guides(framework: Framework, data: ImageData) -> None:
+    """Refuses features of other samples, before the first step would meet an id without features."""
+    for part in framework.modules():
+        if isinstance(part, Guide) and part.features is not None and len(part.features) not in (data.num_train, len(data)):
+            raise UsageError(
+                f"the guide has features of {len(part.features):,} samples; it must have one row for each of the {data.num_train:,} "
+                f"training samples, in data-set order, or for each of all {len(data):,} samples"
+            )
 
 
 def _check_foreign_detectors(framework: Framework) -> None:
