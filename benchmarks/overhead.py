@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kinfolk.data.augmentation.views import Views
+from kinfolk.frameworks import MoCo
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, build_text, projection_head
 
@@ -50,6 +51,9 @@ def stepper(method: str, arguments: dict[str, Any], pixels: torch.Tensor, batch:
     head = projection_head(encoder.output_size, encoder.output_size, 128)
     framework = build(parse(method), encoder, head, Context(len(pixels), labels), {"compile": compiles, **own}, arguments)
     framework.objective.set_eval_labels(labels)
+    if isinstance(framework, MoCo):  # the queue of a training is full
+        number = len(framework.queue.features)
+        framework.queue.push(torch.nn.functional.normalize(torch.randn(number, 128), dim=1), torch.arange(number) % len(pixels))
     framework.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(framework.parameters(), lr=0.03, momentum=0.9)
     views = Views("simclr", 32)

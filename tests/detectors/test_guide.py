@@ -246,3 +246,15 @@ def test_what_is_no_features_is_refused(given: Any, words: str) -> None:
 def test_a_training_takes_features_in_memory_as_a_detector(given: Any) -> None:
     with pytest.raises(UsageError, match=r"`guide` \(=\w+\) must be a path or a name; .*`detector=kf.Guide\(features"):
         kf.train("digits", method="simclr+guide", guide=given)
+
+
+def test_a_training_goes_on_after_inference_mode() -> None:
+    z1, z2, ids = views()
+    loss_fn = NTXent(0.3, detector=Guide(features(), alpha=0.2), block_rows=4)
+    before = loss_fn(z1, z2, ids)
+    other = ids.clone()
+    other[0] = next(each for each in range(N) if each not in ids)
+    with torch.inference_mode():
+        changed = loss_fn(z1, z2, other.clone())
+    torch.testing.assert_close(loss_fn(z1, z2, ids), before)
+    torch.testing.assert_close(loss_fn(z1, z2, other), changed.clone())

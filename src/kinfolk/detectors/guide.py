@@ -154,6 +154,8 @@ class Guide(Detector):
         from those of the step before, so that a queue costs no more than what enters it."""
         last, version = self._last, None if ids_C.is_inference() else ids_C._version  # a queue is written in place
         kept = last is not None and last.unit_CF.dtype == dtype and last.unit_CF.device == ids_C.device
+        if last is not None and last.unit_CF.is_inference() != torch.is_inference_mode_enabled():
+            kept = False  # what inference mode made cannot be written outside of it
         if last is not None and kept and version is not None and last.given_C is ids_C and last.version == version:
             return last.unit_CF
         if last is not None and kept and ids_C.device.type == "cpu" and last.ids_C.shape == ids_C.shape:
