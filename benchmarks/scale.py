@@ -95,7 +95,7 @@ def held() -> list[Held]:
     return [
         Held("`PerSample`: u", "`sogclr`", "4·N", lambda N: 4 * N, lambda N: kf.SogCLR(N, 0.1)),
         Held("the same, images and texts", "`sogclr-clip`, `fastclip`", "8·N", lambda N: 8 * N, lambda N: kf.BimodalSogCLR(N, 0.1)),
-        Held("thresholds, tracking", "`glofnd`", "12·N", lambda N: 12 * N, lambda N: kf.GloFND(N, 0.01)),
+        Held("thresholds, tracking", "`glofnd`", "20·N", lambda N: 20 * N, lambda N: kf.GloFND(N, 0.01)),
         Held("thresholds, Adam", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(N, 0.01, rule="adam")),
         Held("thresholds, SGD", "`glofnd`", "8·N", lambda N: 8 * N, lambda N: kf.GloFND(N, 0.01, rule="sgd")),
         Held("one threshold for all", "`glofnd`, `shared`", "12", lambda N: 12, lambda N: kf.GloFND(N, 0.01, shared=True)),
@@ -116,7 +116,7 @@ def steps() -> list[Sent]:
         Sent("embeddings and ids", "`simclr`, `sogclr` and others without queue or bank", "8·B·(D + 3)", lambda b: 8 * b * (D + 3)),
         Sent("their gradient", "the same", "8·B·D", lambda b: 8 * b * D),
         Sent("u", "`sogclr`", "4·B", lambda b: 4 * b),
-        Sent("thresholds, tracking", "`glofnd`", "16·B", lambda b: 16 * b),
+        Sent("thresholds, tracking", "`glofnd`", "24·B", lambda b: 24 * b),
         Sent("two thresholds", "`ring:learned`", "32·B", lambda b: 32 * b),
         Sent("rows of the queue", "`moco`, `pcl`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("rows of the bank", "`ir`, `la`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
