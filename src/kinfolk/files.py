@@ -328,3 +328,16 @@ def _reason(error: BaseException) -> str:
             return _REASONS.get(cause.errno, first_line(cause))
         cause = cause.__cause__ or cause.__context__
     return first_line(error)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine is running."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    with contextlib.suppress(OSError, IndexError):  # a zombie has ended too
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in ("Z", "X")
+    return True

@@ -1,8 +1,8 @@
 """The verdict of an audit in plain sentences: how many false negatives there are, which α to use, what to do, and the next command.
 
-The advice depends on the precision of the flagged pairs, as measured in docs/results.md and docs/guide.md: removing flagged negatives pays
-when most flags are right, attracting them only when nearly all are, and an encoder whose flags are mostly wrong needs longer training or
-the pairs of a stronger model. Without labels the precision is estimated from the distribution of the similarities.
+The advice depends on the precision of the flagged pairs, by the rule of thumb of docs/guide.md: remove flagged negatives when most flags
+are right, attract them only when nearly all are, and train longer or use the pairs of a stronger model when most flags are wrong. Without
+labels the precision is estimated from the distribution of the similarities. `guide_advice` rates the features as a guide (`+guide`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kinfolk.auditing.alpha import batch_lines, kin_shares
 
@@ -157,3 +157,39 @@ def _command(action: str, alpha: float, out: Path, data: str | None) -> str:
     if action == "prior":
         return f"kinfolk audit {source} --encoder timm/resnet50 --out {shlex.quote(str(out) + '-stronger')}"
     return f"kinfolk train --data {source} --out runs/glofnd --method simclr+glofnd --set detector.alpha={alpha:g}"
+
+
+def guide_advice(audit: Audit, features: Any = None, data: str | None = None) -> tuple[str, str]:
+    """A sentence about the features as a guide for training, and the command to run.
+
+    Args:
+        features: the audited file of features or run folder, for the command; anything else is written as FEATURES.
+        data: where the samples come from, for the command.
+    """
+    source = "DATA" if data is None else shlex.quote(data)
+    share = audit.suggested_alpha if math.isnan(audit.kin_share) else audit.kin_share
+    alpha, precision = _best_share(audit)
+    how = "measured with the labels" if not math.isnan(audit.precision) else "estimated without labels"
+    right = f"of the nearest {alpha:.2g} of the samples about {precision:.0%} are right ({how})"
+    if precision < ELIMINATE:
+        sentence = f"As a guide for training: too weak, {right}. A prior needs no guide: the share of false negatives is {share:.2g}."
+        return sentence, f"kinfolk train --data {source} --out runs/debiased --method simclr --set framework.prior={share:.2g}"
+    guide = shlex.quote(str(features)) if isinstance(features, str | Path) and Path(features).exists() else "FEATURES"
+    action = ":attract" if precision >= ATTRACT else ""
+    done = "attract the nearest" if action else "eliminate the nearest, or give all candidates degrees with detector.temperature"
+    command = (
+        f"kinfolk train --data {source} --out runs/guided --method simclr+guide{action} --guide {guide} --set detector.alpha={alpha:.2g}"
+    )
+    return f"As a guide for training: {right}; {done}.", command
+
+
+def _best_share(audit: Audit) -> tuple[float, float]:
+    """The largest share of nearest samples that is mostly right, up to the share of false negatives, and its precision; where none is, the
+    audited share."""
+    limit = max(audit.suggested_alpha if math.isnan(audit.kin_share) else audit.kin_share, audit.alpha)
+    points = [point for point in audit.survey.curve if point.rule == "one α" and math.isfinite(point.precision) and point.alpha <= limit]
+    good = [(point.alpha, point.precision) for point in points if point.precision >= ELIMINATE]
+    if good:
+        return max(good)
+    precision = audit.precision if math.isfinite(audit.precision) else estimated_precision(audit.alpha, audit.survey.level)
+    return audit.alpha, precision

@@ -216,9 +216,8 @@ def _sizes(text: str) -> list[int]:
 def _save(found: Audit, out: Path, given: AuditInput) -> None:
     from rich.text import Text
 
-    from kinfolk.auditing.guide_advice import guide_advice
     from kinfolk.auditing.page import lead, tiles
-    from kinfolk.auditing.verdict import verdict
+    from kinfolk.auditing.verdict import guide_advice, verdict
     from kinfolk.cli.options import plain_table, screen
     from kinfolk.errors import printable
 

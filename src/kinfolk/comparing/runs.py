@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.errors import UsageError
+from kinfolk.report.format import DETECTION_NAMES
 from kinfolk.report.run_summary import read_record
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.settings import WITHOUT_EFFECT, flat
@@ -27,12 +28,7 @@ MAIN = {"accuracy", "nmi", "mean"}
 AVERAGE = "average"
 SHARES = {
     "top5": "top 5",
-    "precision": "precision",
-    "recall": "recall",
-    "f1": "F1",
-    "anchor_precision": "precision per anchor",
-    "anchor_recall": "recall per anchor",
-    "anchor_f1": "F1 per anchor",
+    **DETECTION_NAMES,
     "mtpr": "MTPR",
     "mtnr": "MTNR",
     "tp_similarity": "TP similarity",
@@ -43,12 +39,7 @@ NOT_OF_THE_METHOD = ("exact",)
 DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
 """Errors of thresholds, in similarity; lower is better."""
 JOURNAL = {
-    "precision": "precision",
-    "recall": "recall",
-    "f1": "F1",
-    "anchor_precision": "precision per anchor",
-    "anchor_recall": "recall per anchor",
-    "anchor_f1": "F1 per anchor",
+    **DETECTION_NAMES,
     "flagged": "flagged",
     "mtpr": "MTPR",
     "mtnr": "MTNR",

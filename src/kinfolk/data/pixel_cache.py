@@ -31,7 +31,7 @@ from torch import Tensor
 
 from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkError
-from kinfolk.files import UNFINISHED, DamagedFileError, explain_write_errors, move_into_place, write_atomically, write_text
+from kinfolk.files import UNFINISHED, DamagedFileError, explain_write_errors, is_running, move_into_place, write_atomically, write_text
 
 
 def available_memory() -> int:
@@ -216,22 +216,12 @@ def _sweep(folder: Path) -> None:
     """Removes half-written files of killed processes of this machine."""
     for path in folder.glob(f"kinfolk-{_host()}-*.part"):
         pid = path.name[len(f"kinfolk-{_host()}-") :].split("-")[0]
-        if pid.isdigit() and int(pid) != os.getpid() and not _is_running(int(pid)):
+        if pid.isdigit() and int(pid) != os.getpid() and not is_running(int(pid)):
             path.unlink(missing_ok=True)
     for path in folder.glob(f"*{UNFINISHED}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _LONG_AGO:
                 path.unlink()
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _host() -> str:

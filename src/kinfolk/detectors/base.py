@@ -1,4 +1,4 @@
-"""What a detector is: it says who among the candidates is kin, and may keep state per sample.
+"""The base class of detectors, which return which candidates are false negatives and may keep state per sample.
 
 Dimension key: R rows of a block, C candidates, b samples of the block, N data set.
 """
@@ -34,7 +34,7 @@ class Found:
 
 
 class Detector(Exact, ABC):
-    """Abstract. Says which candidates are kin of each anchor.
+    """Abstract. Returns which candidates are kin (detected false negatives) of each anchor.
 
     `find` reads, `observe` writes (training only, once per step, without gradient), `refresh` is the once-per-epoch step.
     """
@@ -69,7 +69,7 @@ class Detector(Exact, ABC):
     leveled: ClassVar[bool] = False
     """Whether it names nothing but an interval without upper end: candidates above a level of the anchor are kin."""
     addresses: ClassVar[bool] = False
-    """Whether it reads or writes by sample id, so that a call without ids would speak of the wrong samples."""
+    """Whether it reads or writes by sample id, so that a call without ids would use the wrong samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Detector(Exact, ABC):
 
     @abstractmethod
     def find(self, block: Block) -> Found:
-        """Says who is kin in this block, with the state this step leads to; writes nothing."""
+        """Returns which candidates of this block are kin, and the new state of its samples; writes nothing."""
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
         """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a
@@ -91,7 +91,7 @@ class Detector(Exact, ABC):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What it has to tell of itself at the end of an epoch; a line of the journal has it. Default: nothing."""
+        """Metrics logged at the end of each epoch. Default: none."""
         return {}
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
@@ -113,12 +113,12 @@ class Detector(Exact, ABC):
         return None
 
     def on_metric(self, name: str, value: float) -> None:
-        """Is told a figure of the training; only those it `wanted_metrics`. The same on all ranks."""
+        """Called with a training metric that is among the `wanted_metrics`; the value is the same on all ranks."""
         raise NotImplementedError(f"{type(self).__name__} takes no metrics")
 
     def set_loss_temperature(self, temperature: float) -> None:
         """Called with the temperature of the loss by the objective that is built with the detector. Default: it does not matter."""
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Tells the schedules and warm-ups where the training is."""
+        """Sets the epoch for schedules and warm-ups."""
         self.epoch, self.num_epochs = epoch, num_epochs

@@ -1,4 +1,4 @@
-"""What detectors that wrap another one share: everything but its answer is the wrapped one's.
+"""Detectors that wrap another one: everything but the answer of `find` is that of the wrapped detector.
 
 Dimension key: R rows of a block, C candidates.
 """
@@ -19,10 +19,10 @@ from kinfolk.pairs import LEFT_OUT, Block
 
 
 class Wrapped(Detector, ABC):
-    """Abstract. A detector with another answer.
+    """Abstract. A detector that changes the answer of another one.
 
     Args:
-        detector: the wrapped one.
+        detector: the wrapped detector.
     """
 
     def __init__(self, detector: Detector) -> None:
@@ -96,6 +96,13 @@ class Wrapped(Detector, ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.detector!r})"
+
+
+def unwrapped(detector: Detector | None) -> Detector | None:
+    """The detector inside of any number of wrappers."""
+    while isinstance(detector, Wrapped):
+        detector = detector.detector
+    return detector
 
 
 class Elsewhere(Wrapped):

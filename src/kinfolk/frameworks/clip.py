@@ -55,8 +55,13 @@ class ImageText(Framework, ABC):
         return self.loss.objectives
 
     @property
+    def temperature(self) -> float:
+        """The current temperature of the loss, which may be learned."""
+        return float(self.loss.temperature)
+
+    @property
     def metrics(self) -> dict[str, float]:
-        return {**super().metrics, "temperature": self.loss.temperature}
+        return {**super().metrics, "temperature": self.temperature}
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         self.loss.set_progress(epoch, num_epochs)
@@ -72,7 +77,7 @@ class ImageText(Framework, ABC):
     def _update_detector_temperature(self) -> None:
         """Passes the current temperature to the detectors, because a learned one changes."""
         for detector in self.detectors:
-            detector.set_loss_temperature(self.loss.temperature)
+            detector.set_loss_temperature(self.temperature)
 
     def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.detectors import StartAt, Teacher
+from kinfolk.detectors import Teacher
 from kinfolk.detectors.base import Detector
-from kinfolk.detectors.wrapped import Wrapped
+from kinfolk.detectors.wrapped import unwrapped
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
@@ -196,10 +196,9 @@ def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
 
 
 def teacher_of(detector: Detector | None) -> Teacher | None:
-    """The teacher among the detectors, also of one that starts late."""
-    while isinstance(detector, StartAt | Wrapped):
-        detector = detector.detector
-    return detector if isinstance(detector, Teacher) else None
+    """The teacher, if the detector is one inside of any number of wrappers."""
+    inner = unwrapped(detector)
+    return inner if isinstance(inner, Teacher) else None
 
 
 class MoCoV3(Framework):

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast
 from torch import nn
 from typing_extensions import Unpack
 
-from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.clip import ImageText
 from kinfolk.objectives import Bimodal, Objective, SigLIPLoss
 from kinfolk.objectives.base import Shared
@@ -49,10 +48,13 @@ class SigLIP(ImageText):
         return (self.objective,)
 
     @property
-    def metrics(self) -> dict[str, float]:
-        loss = cast(SigLIPLoss, self.objective)
-        return {**Framework.metrics.fget(self), "temperature": loss.present_temperature, "bias": float(loss.bias.detach())}  # type: ignore[attr-defined]
+    def temperature(self) -> float:
+        return self._siglip.present_temperature
 
-    def _update_detector_temperature(self) -> None:
-        for detector in self.detectors:
-            detector.set_loss_temperature(cast(SigLIPLoss, self.objective).present_temperature)
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics, "bias": float(self._siglip.bias.detach())}
+
+    @property
+    def _siglip(self) -> SigLIPLoss:
+        return cast(SigLIPLoss, self.objective)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.detectors import FNC, Detector, GloFND, Ring, StartAt
+from kinfolk.detectors import FNC, GloFND, Ring
 from kinfolk.detectors.thresholds import batch_quantile
-from kinfolk.detectors.wrapped import Wrapped
+from kinfolk.detectors.wrapped import unwrapped
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Bound:
 
 def bounds_of(compared: Compared) -> list[Bound]:
     """The bounds of the run's detector; empty for a detector without bounds."""
-    detector: Detector | None = compared.detector
-    while isinstance(detector, StartAt | Wrapped):
-        detector = detector.detector
+    detector = unwrapped(compared.detector)
     if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
         return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
     if isinstance(detector, FNC) and detector.fraction is not None:

@@ -135,15 +135,19 @@ PROTOCOLS = {
     "retrieval": "Retrieval, mean recall",
     "zero-shot": "Zero-shot",
 }
-NAMES = {
-    "top5": "top-5",
-    "flagged": "flagged",
+DETECTION_NAMES = {
     "precision": "precision",
     "recall": "recall",
     "f1": "F1",
     "anchor_precision": "precision per anchor",
     "anchor_recall": "recall per anchor",
     "anchor_f1": "F1 per anchor",
+}
+"""Names of how well false negatives are detected, over pairs and per anchor."""
+NAMES = {
+    "top5": "top-5",
+    "flagged": "flagged",
+    **DETECTION_NAMES,
     "mtpr": "MTPR",
     "mtnr": "MTNR",
     "nmi": "NMI",

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, printable
-from kinfolk.files import first_line, write_text
+from kinfolk.files import first_line, is_running, write_text
 from kinfolk.training.config import TrainerConfig, suggest
 
 PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
@@ -325,7 +325,7 @@ class _RankZero:
             pid, signed = int(_pid_file().read_text(encoding="utf-8")), _pid_file().stat().st_mtime
         except (OSError, ValueError):
             return False
-        return signed > self._since and not _is_running(pid)
+        return signed > self._since and not is_running(pid)
 
     def _state(self) -> dict[str, Any] | None:
         place = _refusal_file(self.status_file) if _refusal_file(self.status_file).exists() else self.status_file
@@ -362,19 +362,7 @@ def _pid_file() -> Path:
 def _alive(state: dict[str, Any]) -> bool:
     """Whether rank zero is running, by its state; its process is checked only on the same machine."""
     running = state["state"] in (PREPARING, READY)
-    return running and (state["host"] != socket.gethostname() or _is_running(int(state["pid"])))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    with contextlib.suppress(OSError, IndexError):  # a zombie has ended too
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in ("Z", "X")
-    return True
+    return running and (state["host"] != socket.gethostname() or is_running(int(state["pid"])))
 
 
 def _external_name() -> str | None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kinfolk as kf
-from kinfolk.auditing.guide_advice import guide_advice
+from kinfolk.auditing.verdict import guide_advice
 from kinfolk.frameworks.registry import parse
 
 
