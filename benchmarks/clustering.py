@@ -25,7 +25,7 @@ from torch import Tensor
 from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import IFND
 from kinfolk.embedding import embed
-from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr
+from kinfolk.evaluation.detection import label_nmi, mtpr_mtnr
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, projection_head
 from kinfolk.pairs import Block

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kinfolk import compiling
-from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import FNC, Cave, Detector, GloFND, Known, Oracle, Ring
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
+from kinfolk.pairs import ACTIONS, Action
 
 N = 40
 DETECTORS: dict[str, Callable[[], Detector | None]] = {

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.actions import Policy
-from kinfolk.pairs import LEFT_OUT
+from kinfolk.pairs import LEFT_OUT, Policy
 
 EMPTY = LEFT_OUT / 1e10
 """A log-sum-exp below this is that of a row without any negative."""

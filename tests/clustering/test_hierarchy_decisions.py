@@ -8,8 +8,18 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.clustering.hierarchy_update import TEMPERATURE, Level, components, merged, peaks, possibility, propagate, select_units, split
-from kinfolk.clustering.linked_lists import Rings
+from kinfolk.clustering.hierarchy_update import (
+    TEMPERATURE,
+    Level,
+    Rings,
+    components,
+    merged,
+    peaks,
+    possibility,
+    propagate,
+    select_units,
+    split,
+)
 from tests.reference import hierarchy as slow
 
 

@@ -9,7 +9,7 @@ from kinfolk import embedding as parts
 from kinfolk.data.labels import SPLITS, TEST_SPLITS, VALIDATION_SPLITS, split_name
 from kinfolk.data.open_source import open_source
 from kinfolk.evaluation import retrieval as paired
-from kinfolk.training import epoch_metrics as knn
+from kinfolk.training import epoch_end as knn
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.detectors import FNC, IFND, Components, GloFND, Graded, Guide, Known, Neighbours, Oracle
 from kinfolk.detectors.base import Found
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.kinship import Mask, Roles
 from kinfolk.objectives import FastCLIP, NTXent, SogCLR
 from kinfolk.objectives.base import Objective
-from kinfolk.pairs import Block
+from kinfolk.pairs import Action, Block
 from tests.detectors.test_guide import require_equal
 
 N, B = 12, 7

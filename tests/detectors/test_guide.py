@@ -12,11 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import kinfolk as kf
-from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import Guide, Oracle
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.pairs import ACTIONS, LEFT_OUT, Action, Block
 from tests.reference.guide import soft_targets
 
 N, B = 12, 7

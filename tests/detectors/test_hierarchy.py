@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.actions import ACTIONS
 from kinfolk.detectors import Hierarchy, StartAt
 from kinfolk.objectives import NTXent
+from kinfolk.pairs import ACTIONS
 from tests.detectors.blocks import kin, mask, random_block
 from tests.ranks import spawn
 

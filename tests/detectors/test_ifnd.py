@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.detectors import IFND, StartAt
 from kinfolk.detectors.ifnd import usual_clusters
 from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
-from kinfolk.pairs import Block, Pairs
+from kinfolk.pairs import Action, Block, Pairs
 from tests.detectors.blocks import mask, random_block
 from tests.ranks import spawn
 from tests.reference import ifnd, losses

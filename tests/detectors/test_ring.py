@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import Ring
 from kinfolk.detectors.ring import drawn, index
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXent, SogCLR
-from kinfolk.pairs import Block, Pairs
+from kinfolk.pairs import ACTIONS, Action, Block, Pairs
 from tests.detectors.blocks import dropped, mask, random_block
 from tests.reference import ring as reference
 

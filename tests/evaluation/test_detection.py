@@ -11,8 +11,7 @@ from torch import Tensor
 from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import detection as kin
-from kinfolk.evaluation.clusters import mtpr_mtnr
-from kinfolk.evaluation.detection import detection_quality, kin_similarity, threshold_error
+from kinfolk.evaluation.detection import detection_quality, kin_similarity, mtpr_mtnr, threshold_error
 from kinfolk.kinship import Roles
 from tests.reference import kin as slow
 

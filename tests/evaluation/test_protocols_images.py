@@ -20,7 +20,7 @@ from kinfolk.errors import UsageError
 from kinfolk.evaluation.finetune import FinetuneResult
 from kinfolk.evaluation.protocols import Augmented, run_finetune, run_kin
 from kinfolk.training.build import assemble, build_framework, build_views, fit_to_data
-from kinfolk.training.epoch_metrics import ClusterQuality
+from kinfolk.training.epoch_end import ClusterQuality
 
 
 def pictures(labelled: bool = True) -> tuple[ImageData, object]:

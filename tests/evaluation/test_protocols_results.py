@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.linear import LinearResult
+from kinfolk.evaluation.probes import LinearResult
 from kinfolk.evaluation.protocols import read_results, write_result
 
 

@@ -17,8 +17,7 @@ from torch import nn
 
 import kinfolk as kf
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.exporting.detectron2 import config_lines
-from kinfolk.exporting.write_export import network_in, unavailable
+from kinfolk.exporting.write_export import config_lines, network_in, unavailable
 from kinfolk.models import build_encoder, read_state, save_encoder
 
 NAMES: dict[str, dict[str, list[int]]] = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))

@@ -232,7 +232,7 @@ def readers(room: Path) -> list[tuple[str, Path, Callable[[], bool]]]:
     from kinfolk.errors import KinfolkError
     from kinfolk.models.weights import load_encoder, read_state
     from kinfolk.training.checkpoint import read_checkpoint
-    from kinfolk.training.snapshots import read_snapshots
+    from kinfolk.training.epoch_end import read_snapshots
     from kinfolk.training.train import train
 
     data = room / "data"

@@ -149,8 +149,8 @@ def test_a_model_of_other_samples_is_refused(run: Run, stopped: Path, tmp_path: 
 
 def test_snapshots_of_other_samples_are_left_out(tmp_path: Path) -> None:
     from kinfolk.files import write_safetensors
+    from kinfolk.training.epoch_end import SAMPLES, read_snapshots
     from kinfolk.training.run_folder import snapshot_file
-    from kinfolk.training.snapshots import SAMPLES, read_snapshots
 
     tensors = {"ids": torch.arange(3), "embedding": torch.zeros(3, 2).half()}
     for epoch, digest in ((1, "ours"), (2, "theirs")):

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from kinfolk.detectors import IFND
-from kinfolk.frameworks.clip import CLIP
-from kinfolk.frameworks.siglip import SigLIP
+from kinfolk.frameworks.clip import CLIP, SigLIP
 
 
 def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:

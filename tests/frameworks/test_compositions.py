@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.pairs import Block
+from kinfolk.pairs import ACTIONS, Block
 from kinfolk.seeding import generator
 
 NUM_SAMPLES, NUM_CLASSES, BATCH, EPOCHS, WARMUP = 36, 3, 18, 5, 1

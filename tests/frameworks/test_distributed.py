@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.frameworks import LA, Framework, MoCoV3
+from kinfolk.frameworks.nnclr import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.frameworks.support_queue import SupportFramework
 from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES, STEPS = 40, (5, 3, 7), 3

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.actions import ACTIONS
 from kinfolk.detectors import FNC, IFND, Detector, GloFND, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import MoCo
+from kinfolk.pairs import ACTIONS
 from tests.reference import detection, queues
 
 NUM_SAMPLES, BATCH, T = 40, 6, 0.3

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.actions import ACTIONS
 from kinfolk.detectors import FNC, IFND, GloFND, Oracle
 from kinfolk.frameworks import MoCoV3
+from kinfolk.pairs import ACTIONS
 from tests.reference import queues
 
 NUM_SAMPLES, BATCH, T = 20, 6, 0.3

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.detectors import FNC, GloFND
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss
-from kinfolk.objectives.moving_average import cosine_gamma
+from kinfolk.objectives.sogclr import cosine_gamma
+from kinfolk.pairs import Action
 from tests.reference import bimodal
 from tests.scripted import Scripted, everybody, same_class
 

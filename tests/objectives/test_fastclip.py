@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.detectors import GloFND
 from kinfolk.objectives import BimodalSogCLR, FastCLIP
+from kinfolk.pairs import Action
 from tests.reference import bimodal
 from tests.scripted import Scripted, same_class
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.kinship import Interval, Mask, Roles
 from kinfolk.objectives import NTXent
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import Action, Pairs
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.actions import ACTIONS
 from kinfolk.detectors import FNC, Oracle
 from kinfolk.objectives import NTXent, RelativeContrast
-from kinfolk.pairs import Pairs
+from kinfolk.pairs import ACTIONS, Pairs
 from tests.reference import relative
 
 T, CRITERIA, QUEUE, BATCH = 0.3, 3, 14, 4

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.detectors import GloFND, Oracle, StartAt
 from kinfolk.kinship import Mask, Roles
 from kinfolk.objectives import NTXent, SogCLR
+from kinfolk.pairs import Action
 from tests.reference import losses
 from tests.scripted import Scripted, everybody, same_class
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import (
     FNC,
     IFND,
@@ -31,7 +30,7 @@ from kinfolk.detectors import (
 )
 from kinfolk.objectives import BimodalSogCLR, CLIPLoss, FastCLIP, LocalAggregation, NTXent, RelativeContrast, SigLIPLoss, SogCLR
 from kinfolk.objectives.base import READ_EVERY, unit
-from kinfolk.pairs import two_views
+from kinfolk.pairs import ACTIONS, Action, two_views
 from tests.pretended.device import AVAILABLE, LOG, OnDevice, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")

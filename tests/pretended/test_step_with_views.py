@@ -10,7 +10,7 @@ from torch import nn
 
 from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import GloFND
-from kinfolk.frameworks.sogclr import SogCLRFramework
+from kinfolk.frameworks.simclr import SogCLRFramework
 from kinfolk.training.module import TrainingModule
 from tests.pretended.device import AVAILABLE, CUDA, LOG, on_device, pretended
 

@@ -16,8 +16,8 @@ from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
-from kinfolk.training.progress import ProgressBar
 from kinfolk.training.run_folder import Run
+from kinfolk.training.trainer import ProgressBar
 from tests.pretended.device import AVAILABLE, CUDA, LOG, on_device, pretended
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")

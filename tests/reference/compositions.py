@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kinfolk.actions import ACTIONS
 from kinfolk.detectors import DETECTORS, IFND
 from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
+from kinfolk.frameworks.nnclr import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.frameworks.support_queue import SupportFramework
+from kinfolk.pairs import ACTIONS
 from tests.ranks import spawn
 
 DIGEST = Path(__file__).with_name("compositions.json")

@@ -19,7 +19,7 @@ from kinfolk.data.prepare import write_quarantine
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.files import write_safetensors
 from kinfolk.frameworks import SimCLR
-from kinfolk.training.snapshots import SAMPLES
+from kinfolk.training.epoch_end import SAMPLES
 
 HOSTILE = [
     "<script>window.hacked=1</script>.png",

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kinfolk.report.maps import choose, draw_stages
-from kinfolk.training.snapshots import Snapshot, read_snapshots
+from kinfolk.training.epoch_end import Snapshot, read_snapshots
 from tests.report.synthetic import add_snapshots, images
 
 

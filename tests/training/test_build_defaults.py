@@ -15,10 +15,10 @@ from rich.console import Console
 from kinfolk.errors import KinfolkWarning
 from kinfolk.training.build import assemble, fit_batch, fit_to_data, setting_origins
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.progress import ProgressBar, describe
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings
 from kinfolk.training.train import train
+from kinfolk.training.trainer import ProgressBar, describe
 
 
 def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str = "cpu") -> TrainConfig:

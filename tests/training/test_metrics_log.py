@@ -8,9 +8,9 @@ import torch
 
 from kinfolk.stats import Stats
 from kinfolk.training.metrics_log import MetricsLog
-from kinfolk.training.progress import describe
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
+from kinfolk.training.trainer import describe
 
 SMALL = {"model.name": "resnet10", "model.width": 4, "head.out_size": 8, "views.preset": "mild", "views.size": 8, "knn.every": 0}
 

@@ -21,7 +21,7 @@ from kinfolk.frameworks import Framework
 from kinfolk.frameworks.registry import parse
 from kinfolk.training.build import assemble, build_framework, build_optimizers, build_views, learns_from_text
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.recipes import load_recipe, recipe_names, recipe_path, recipe_summary
+from kinfolk.training.settings import load_recipe, recipe_names, recipe_path, recipe_summary
 from kinfolk.training.train import train
 from tests.training.pairs_of import write_pairs
 

@@ -6,7 +6,7 @@ import pytest
 
 from kinfolk.detectors import Ring
 from kinfolk.frameworks.registry import Context, build_detector, parse
-from kinfolk.training.recipes import load_recipe
+from kinfolk.training.settings import load_recipe
 
 
 @pytest.mark.parametrize("name", ["moco-resnet18", "moco-ring-resnet18", "ir-resnet18", "ir-ring-resnet18"])

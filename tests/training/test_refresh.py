@@ -17,16 +17,16 @@ from torch import Tensor
 from kinfolk.data.images import ImageData
 from kinfolk.detectors import IFND, GloFND
 from kinfolk.embedding import embed, embed_in_parts
-from kinfolk.evaluation.clusters import label_nmi
+from kinfolk.evaluation.detection import label_nmi
 from kinfolk.frameworks.base import Framework
 from kinfolk.training import checkpoint as keeper
 from kinfolk.training import refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import load_framework, open_run
 from kinfolk.training.metrics_log import MetricsLog
-from kinfolk.training.progress import ProgressBar
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
+from kinfolk.training.trainer import ProgressBar
 from tests.training.children import run_child, run_ranks, training
 from tests.training.test_resume import assert_same
 

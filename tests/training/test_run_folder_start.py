@@ -19,7 +19,7 @@ from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.checkpoint import AtomicCheckpointIO, CheckpointSaver, read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.epoch_metrics import _parts
+from kinfolk.training.epoch_end import _parts
 from kinfolk.training.module import NonFiniteLossError
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train

@@ -15,8 +15,7 @@ from kinfolk.frameworks import FRAMEWORKS
 from kinfolk.frameworks.registry import detector_arguments, framework_arguments, parse
 from kinfolk.training.build import assemble
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.recipes import load_recipe, recipe_names
-from kinfolk.training.settings import with_method
+from kinfolk.training.settings import load_recipe, recipe_names, with_method
 from kinfolk.training.train import train
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kinfolk.training.epoch_end import read_snapshots, snapshot_epochs
 from kinfolk.training.run_folder import remove_later_snapshots, snapshot_file
-from kinfolk.training.snapshots import read_snapshots, snapshot_epochs
 from kinfolk.training.train import train
 from tests.training.children import training
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from kinfolk.auditing.annotations import KEY_COLUMNS, LABEL_COLUMNS, align, read_keys, read_labels, read_table, read_texts
 from kinfolk.auditing.inputs import SUFFIXES
-from kinfolk.auditing.thumbnails import Thumbnails
+from kinfolk.auditing.page import Thumbnails
 from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:

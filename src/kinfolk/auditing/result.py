@@ -23,7 +23,7 @@ from kinfolk.errors import escaped
 from kinfolk.files import write_by_name
 
 if TYPE_CHECKING:
-    from kinfolk.auditing.thumbnails import Thumbnails
+    from kinfolk.auditing.page import Thumbnails
     from kinfolk.data.images import ImageData
 
 PAIR = np.dtype([("anchor", np.int64), ("kin", np.int64), ("similarity", np.float32), ("rank", np.int32)])

@@ -25,11 +25,10 @@ from kinfolk.auditing.alpha import (
     suggested_range,
     take_survey,
 )
-from kinfolk.auditing.annotations import encode
+from kinfolk.auditing.annotations import NEIGHBOURS, encode, find_mislabels, find_outliers
 from kinfolk.auditing.approximate import Check, approximate_kin
-from kinfolk.auditing.doubtful_samples import NEIGHBOURS, find_mislabels, find_outliers
+from kinfolk.auditing.duplicates import NEAR, find_groups, find_hubs, verified_groups
 from kinfolk.auditing.exact import Kin, exact_kin
-from kinfolk.auditing.groups import NEAR, find_groups, find_hubs, verified_groups
 from kinfolk.auditing.inputs import Features, Ints, open_features
 from kinfolk.auditing.result import PAIR, Audit
 from kinfolk.errors import UsageError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli import audit, compare, data, embed, eval, export, methods, recipes, report, sweep, train
+from kinfolk.cli import audit, compare, data, eval, lists, outputs, train
 from kinfolk.cli.options import FLAG, examples
 from kinfolk.cnce import command as cnce
 
@@ -46,15 +46,15 @@ def _root(
 
 TRAIN, INSPECT = "Train and use", "Inspect"
 app.command("train", rich_help_panel=TRAIN, epilog=train.EPILOG)(train.train)
-app.command("sweep", rich_help_panel=TRAIN, epilog=sweep.EPILOG)(sweep.sweep)
+app.command("sweep", rich_help_panel=TRAIN, epilog=compare.SWEEP_EPILOG)(compare.sweep)
 app.command("eval", rich_help_panel=TRAIN, epilog=eval.EPILOG)(eval.evaluate)
-app.command("embed", rich_help_panel=TRAIN, epilog=embed.EPILOG)(embed.embed)
-app.command("export", rich_help_panel=TRAIN, epilog=export.EPILOG)(export.export)
+app.command("embed", rich_help_panel=TRAIN, epilog=outputs.EMBED_EPILOG)(outputs.embed)
+app.command("export", rich_help_panel=TRAIN, epilog=outputs.EXPORT_EPILOG)(outputs.export)
 app.command("compare", rich_help_panel=INSPECT, epilog=compare.EPILOG)(compare.compare)
 app.command("audit", rich_help_panel=INSPECT, epilog=audit.EPILOG)(audit.audit)
 app.command("advise", rich_help_panel=INSPECT, epilog=audit.ADVISE_EPILOG)(audit.advise)
-app.command("report", rich_help_panel=INSPECT, epilog=report.EPILOG)(report.report)
+app.command("report", rich_help_panel=INSPECT, epilog=outputs.REPORT_EPILOG)(outputs.report)
 app.command("data", rich_help_panel=INSPECT, epilog=data.EPILOG)(data.data)
-app.command("methods", rich_help_panel=INSPECT, epilog=methods.EPILOG)(methods.methods)
-app.command("recipes", rich_help_panel=INSPECT, epilog=recipes.EPILOG)(recipes.recipes)
+app.command("methods", rich_help_panel=INSPECT, epilog=lists.METHODS_EPILOG)(lists.methods)
+app.command("recipes", rich_help_panel=INSPECT, epilog=lists.RECIPES_EPILOG)(lists.recipes)
 app.command("cnce", rich_help_panel=INSPECT, epilog=cnce.EPILOG)(cnce.cnce)

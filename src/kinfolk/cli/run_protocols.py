@@ -12,8 +12,8 @@ import torch
 
 from kinfolk.embedding import Parts, own_normalisation, require_labels, take_parts
 from kinfolk.evaluation import protocols, retrieval
+from kinfolk.evaluation.finetune import FRACTIONS
 from kinfolk.evaluation.protocols import read_results
-from kinfolk.evaluation.semi_supervised import FRACTIONS
 from kinfolk.evaluation.transfer import read_label_sets
 from kinfolk.training.load_run import restore
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kinfolk.data.augmentation.views import Views
     from kinfolk.data.images import ImageData
-    from kinfolk.evaluation.clusters import Normaliser
+    from kinfolk.evaluation.detection import Normaliser
     from kinfolk.training.load_run import OpenedRun
 
 

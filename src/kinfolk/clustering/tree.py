@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.clustering.dbscan import require_finite
-from kinfolk.clustering.hierarchy_update import Level, Moves
-from kinfolk.clustering.linked_lists import Rings
+from kinfolk.clustering.hierarchy_update import Level, Moves, Rings
 from kinfolk.stores.per_sample import Exact
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from kinfolk.data.cifar import SUPERCLASSES
+from kinfolk.data.cifar_and_mnist import SUPERCLASSES
 from kinfolk.data.decode import Place
 from kinfolk.data.source import Item, Pixels, Source
 from kinfolk.errors import KinfolkError, UsageError, shown

@@ -18,10 +18,9 @@ import numpy.typing as npt
 import torch
 
 from kinfolk.data.arrays import ArraySource, array_source, find_layout, find_scale, open_arrays
-from kinfolk.data.cifar import find_cifar, open_cifar
+from kinfolk.data.cifar_and_mnist import find_cifar, find_idx, open_cifar, open_idx
 from kinfolk.data.folder import is_image_name, open_folder
 from kinfolk.data.hugging_face import find_hugging_face, open_hugging_face
-from kinfolk.data.idx import find_idx, open_idx
 from kinfolk.data.labels import split_name
 from kinfolk.data.shards import expand, find_shards, open_shards
 from kinfolk.data.source import Item, Pixels, Source

@@ -1,6 +1,6 @@
 """Who is kin."""
 
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, StartAt
 from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.components import Components
 from kinfolk.detectors.fnc import FNC
@@ -13,7 +13,6 @@ from kinfolk.detectors.known import Known
 from kinfolk.detectors.neighbours import Neighbours
 from kinfolk.detectors.oracle import Oracle
 from kinfolk.detectors.ring import Ring
-from kinfolk.detectors.start_at import StartAt
 from kinfolk.detectors.teacher import Teacher
 
 DETECTORS: dict[str, type[Detector]] = {

@@ -1,20 +1,26 @@
 """The base class of detectors, which return which candidates are false negatives and may keep state per sample.
 
 Dimension key: R rows of a block, C candidates, b samples of the block, N data set.
+
+Detectors that wrap another one: everything but the answer of `find` is that of the wrapped detector.
+
+Dimension key: R rows of a block, C candidates.
+
+A warm-up for any detector: nothing is flagged until the embedding has some meaning.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from kinfolk.actions import Action
-from kinfolk.kinship import Roles
-from kinfolk.pairs import Block
+from kinfolk.kinship import Form, Mask, Roles
+from kinfolk.pairs import LEFT_OUT, Action, Block
 from kinfolk.stores.per_sample import Exact
 
 Space = Literal["projected", "features"]
@@ -122,3 +128,168 @@ class Detector(Exact, ABC):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Sets the epoch for schedules and warm-ups."""
         self.epoch, self.num_epochs = epoch, num_epochs
+
+
+class Wrapped(Detector, ABC):
+    """Abstract. A detector that changes the answer of another one.
+
+    Args:
+        detector: the wrapped detector.
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
+    @property
+    def addresses(self) -> bool:  # type: ignore[override]
+        return self.detector.addresses
+
+    @property
+    def space(self) -> Space:  # type: ignore[override]
+        return self.detector.space
+
+    @property
+    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return self.detector.wanted_metrics
+
+    @property
+    def collects(self) -> bool:  # type: ignore[override]
+        return self.detector.collects
+
+    @property
+    def learns_first(self) -> bool:  # type: ignore[override]
+        return self.detector.learns_first
+
+    @property
+    def refreshed_at_end(self) -> bool:  # type: ignore[override]
+        return self.detector.refreshed_at_end
+
+    @property
+    def reads(self) -> str | None:  # type: ignore[override]
+        return self.detector.reads
+
+    @property
+    def soft(self) -> bool:  # type: ignore[override]
+        return self.detector.soft
+
+    @property
+    def own_weight(self) -> float | None:  # type: ignore[override]
+        return self.detector.own_weight
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.detector.metrics
+
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+        self.detector.observe(ids, update, sound)
+
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        self.detector.collect(ids, anchors, sound)
+
+    def due(self, epoch: int) -> bool:
+        return self.detector.due(epoch)
+
+    def silent_reason(self) -> str | None:
+        return self.detector.silent_reason()
+
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        self.detector.refresh(features, progress)
+
+    def on_metric(self, name: str, value: float) -> None:
+        self.detector.on_metric(name, value)
+
+    def set_loss_temperature(self, temperature: float) -> None:
+        self.detector.set_loss_temperature(temperature)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.detector.set_progress(epoch, num_epochs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.detector!r})"
+
+
+def unwrapped(detector: Detector | None) -> Detector | None:
+    """The detector inside of any number of wrappers."""
+    while isinstance(detector, Wrapped):
+        detector = detector.detector
+    return detector
+
+
+class Elsewhere(Wrapped):
+    """The wrapped detector goes by the embeddings that `Pairs` has as its guide, one for each anchor, instead of those that are contrasted.
+
+    For a second head: its attraction follows what the first one finds similar."""
+
+    paper: ClassVar[str] = "Zheng et al., ICCV 2021"
+
+    @torch.no_grad()
+    def find(self, block: Block) -> Found:
+        if block.guide_bG is None or block.guide_CG is None:  # the embeddings of the first head are contrasted themselves
+            return self.detector.find(block)
+        sim_RC = (block.guide_bG @ block.guide_CG.T).masked_fill_(block.sim_RC < -2, LEFT_OUT)
+        there = replace(block, sim_RC=sim_RC, guide_bG=None, guide_CG=None, candidates_CD=block.guide_CG)
+        found = self.detector.find(there)
+        moved = tuple(Roles(_moved(roles.kin, sim_RC), _moved(roles.drop, sim_RC)) for roles in found.levels)
+        return Found(moved, found.update)
+
+
+def _moved(form: Form | None, sim_RC: Tensor) -> Form | None:
+    """The same candidates and degrees, whatever the similarities they are applied to."""
+    if form is None:
+        return None
+    return Mask(form.mask(sim_RC), form.degree(sim_RC) if form.graded else None)
+
+
+class StartAt(Wrapped):
+    """Wraps a detector: nothing is flagged before `epoch`, and its state does not change before `update_from`.
+
+    Args:
+        detector: the wrapped detector.
+        epoch: first epoch, counted from 0, in which kin are flagged. The annealing of the wrapped detector begins with it.
+        update_from: first epoch in which the state changes; None means `epoch`.
+    """
+
+    paper: ClassVar[str] = "Balmaseda et al., ICML 2025, section 4.3"
+
+    def __init__(self, detector: Detector, epoch: int, update_from: int | None = None) -> None:
+        super().__init__(detector)
+        if epoch < 0:
+            raise ValueError(f"`epoch` (={epoch}) must be at least 0")
+        if update_from is not None and not 0 <= update_from <= epoch:
+            raise ValueError(f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move before kin are flagged")
+        self.start, self.update_from = epoch, epoch if update_from is None else update_from
+
+    @property
+    def leveled(self) -> bool:  # type: ignore[override]
+        return self.detector.leveled
+
+    @property
+    def refreshed_at_end(self) -> bool:  # type: ignore[override]
+        return self.detector.refreshed_at_end and self.epoch >= self.update_from
+
+    def find(self, block: Block) -> Found:
+        if self.epoch < self.update_from:
+            return Found((Roles(),))
+        found = self.detector.find(block)
+        return found if self.epoch >= self.start else Found((Roles(),), found.update)
+
+    def due(self, epoch: int) -> bool:
+        """A refresh that was due before `update_from` is made up for at `update_from`."""
+        first = range(epoch + 1) if epoch == self.update_from else (epoch,)
+        return epoch >= self.update_from and any(self.detector.due(each) for each in first)
+
+    def silent_reason(self) -> str | None:
+        if self.start >= self.num_epochs:
+            return f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs}; start it earlier"
+        if self.detector.learns_first and self.update_from >= self.num_epochs - 1:
+            return f"it learns only in the last of {self.num_epochs} epochs, and a first visit flags nothing; set an earlier `update_from`"
+        return self.detector.silent_reason()
+
+    def on_metric(self, name: str, value: float) -> None:
+        if self.epoch >= self.start:
+            self.detector.on_metric(name, value - self.start if name == "epoch" else value)
+
+    def __repr__(self) -> str:
+        return f"StartAt({self.detector!r}, epoch={self.start}, update_from={self.update_from})"

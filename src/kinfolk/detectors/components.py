@@ -11,10 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Keys, Roles
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.pairs import LEFT_OUT, Action, Block
 
 _CHUNK_ELEMENTS = 1 << 22
 

@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Found
-from kinfolk.detectors.wrapped import Wrapped
+from kinfolk.detectors.base import Found, Wrapped
 from kinfolk.kinship import Interval, Keys, Mask, Places, Roles
 from kinfolk.pairs import LEFT_OUT, Block
 

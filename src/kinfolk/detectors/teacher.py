@@ -12,10 +12,9 @@ from typing import ClassVar
 
 import torch
 
-from kinfolk.actions import Action
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Mask, Roles
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.pairs import LEFT_OUT, Action, Block
 
 
 class Teacher(Detector):

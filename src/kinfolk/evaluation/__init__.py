@@ -1,7 +1,6 @@
 """Evaluation protocols: classifiers and clusterings on frozen features, fine-tuning, and the quality of false-negative detection."""
 
 from kinfolk.embedding import embed, evaluating, own_normalisation
-from kinfolk.evaluation.clusters import label_nmi, mtpr_mtnr, nmi, quality_curve
 from kinfolk.evaluation.detection import (
     DetectionQuality,
     DetectionResult,
@@ -9,14 +8,34 @@ from kinfolk.evaluation.detection import (
     ThresholdError,
     detection_quality,
     kin_similarity,
+    label_nmi,
+    mtpr_mtnr,
+    nmi,
+    quality_curve,
     threshold_error,
 )
-from kinfolk.evaluation.finetune import FinetuneResult, finetune, tuning
+from kinfolk.evaluation.finetune import (
+    FewLabels,
+    FinetuneResult,
+    ListedSubset,
+    finetune,
+    label_subset,
+    read_subset,
+    semi_supervised,
+    tuning,
+)
 from kinfolk.evaluation.gradient_probe import GradientResult, ProbeSettings, gradient_probe
-from kinfolk.evaluation.knn import knn_accuracy, knn_predict
-from kinfolk.evaluation.linear import LinearResult, average_precision, linear_probe, mean_average_precision, mean_per_class, top5
+from kinfolk.evaluation.probes import (
+    LinearResult,
+    average_precision,
+    knn_accuracy,
+    knn_predict,
+    linear_probe,
+    mean_average_precision,
+    mean_per_class,
+    top5,
+)
 from kinfolk.evaluation.protocols import read_results, write_result
-from kinfolk.evaluation.semi_supervised import FewLabels, ListedSubset, label_subset, read_subset, semi_supervised
 from kinfolk.evaluation.transfer import TransferResult, transfer
 
 __all__ = [

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kinfolk.data.prepare import show_progress
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation.linear import labelled, top5
+from kinfolk.evaluation.probes import labelled, top5
 from kinfolk.lars import LARS
 from kinfolk.seeding import generator
 

@@ -26,8 +26,8 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.detectors import GloFND
 from kinfolk.embedding import Divided, Parts, divide, embed
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.evaluation.clusters import SEEDS, Normaliser
-from kinfolk.evaluation.semi_supervised import ListedSubset, label_subset, read_subset
+from kinfolk.evaluation.detection import SEEDS, Normaliser
+from kinfolk.evaluation.finetune import ListedSubset, label_subset, read_subset
 from kinfolk.files import write_text
 from kinfolk.seeding import generator
 
@@ -206,7 +206,7 @@ def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
     """Weighted nearest neighbours, on the test split or with leave-one-out."""
     import torch
 
-    from kinfolk.evaluation.knn import knn_accuracy
+    from kinfolk.evaluation.probes import knn_accuracy
 
     device = "cuda" if torch.cuda.is_available() else None
     accuracy = knn_accuracy(parts.train_x, parts.train_y, parts.test_x, parts.test_y, k=k, temperature=temperature, device=device)
@@ -218,7 +218,7 @@ def run_knn(parts: Parts, k: int, temperature: float) -> dict[str, Any]:
 def run_linear(parts: Parts, seed: int, probe: str = "lbfgs", *, progress: bool = False) -> dict[str, Any]:
     """Linear probe, on the test split or on a held-out fifth of each class."""
     from kinfolk.evaluation.gradient_probe import gradient_probe
-    from kinfolk.evaluation.linear import linear_probe
+    from kinfolk.evaluation.probes import linear_probe
 
     used = divide(parts, seed, "the linear probe")
     given = (used.train_x, used.train_y, used.test_x, used.test_y)
@@ -245,7 +245,7 @@ def run_semi(
 ) -> dict[str, Any]:
     """Linear probes on shares of the labels, or on the labels listed in `lists`. `accuracy` is the mean over them, as in the column Average
     of Table 1 of the GloFND paper. `keys` are the keys of all samples, needed for the lists."""
-    from kinfolk.evaluation.semi_supervised import semi_supervised
+    from kinfolk.evaluation.finetune import semi_supervised
 
     used = divide(parts, seed, "the linear probe")
     given = (used.train_x, used.train_y, used.test_x, used.test_y)
@@ -341,7 +341,7 @@ def run_clusters(
     parts: Parts, num_clusters: int | None = None, seeds: Sequence[int] = SEEDS, normaliser: Normaliser = "arithmetic"
 ) -> dict[str, Any]:
     """Normalised mutual information of the labels and the k-means clusters of the training features, over several k-means runs."""
-    from kinfolk.evaluation.clusters import nmi
+    from kinfolk.evaluation.detection import nmi
 
     k = len(np.unique(parts.train_y)) if num_clusters is None else num_clusters
     found = nmi(parts.train_x, parts.train_y, k, seeds, normaliser)

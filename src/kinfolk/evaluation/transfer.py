@@ -26,7 +26,7 @@ from kinfolk.data.prepare import show_progress
 from kinfolk.data.table import read_columns
 from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.evaluation.linear import Metric, classifier, labelled
+from kinfolk.evaluation.probes import Metric, classifier, labelled
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:

@@ -1,17 +1,13 @@
 """Frameworks: where anchors and candidates come from."""
 
 from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SogCLRCLIP
-from kinfolk.frameworks.cmc import CMC
-from kinfolk.frameworks.ir import IR
-from kinfolk.frameworks.la import LA
+from kinfolk.frameworks.clip import CLIP, FastCLIPFramework, SigLIP, SogCLRCLIP
+from kinfolk.frameworks.memory_bank_methods import CMC, IR, LA
 from kinfolk.frameworks.moco import MoCo, MoCoV3
 from kinfolk.frameworks.nnclr import NNCLR
 from kinfolk.frameworks.pcl import PCL
 from kinfolk.frameworks.rcl import RCL
-from kinfolk.frameworks.siglip import SigLIP
-from kinfolk.frameworks.simclr import SimCLR
-from kinfolk.frameworks.sogclr import SogCLRFramework
+from kinfolk.frameworks.simclr import SimCLR, SogCLRFramework
 from kinfolk.frameworks.spcl import SPCL
 
 FRAMEWORKS: dict[str, type[Framework]] = {

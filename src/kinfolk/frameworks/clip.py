@@ -5,23 +5,25 @@ Optimization for Global Contrastive Learning, ICML 2022; Wei et al., FastCLIP, 2
 Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and appendix B.
 
 Dimension key: V views, B batch, T tokens, F features, D embedding.
+
+SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.frameworks.base import Framework, OwnRate
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective, SogCLR
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective, SigLIPLoss, SogCLR
 from kinfolk.objectives.base import Shared
-from kinfolk.objectives.debiased import Estimate
 from kinfolk.objectives.fastclip import TemperatureGradient
+from kinfolk.objectives.ntxent import Estimate
 
 
 class ImageText(Framework, ABC):
@@ -201,3 +203,50 @@ class FastCLIPFramework(ImageText):
     def own_rates(self) -> tuple[OwnRate, ...]:
         parameters = tuple(self.loss.temperature_parameters())
         return (OwnRate(parameters, self.temperature_lr, lambda: self.loss.temperature_lr_factor),) if parameters else ()
+
+
+class SigLIP(ImageText):
+    """Each pair of an image and a caption of the batch is judged by a sigmoid; temperature and bias are learned.
+
+    Samples that share an image, a caption or a group are positives of each other.
+
+    Args:
+        encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
+        temperature, bias, learnable, min_temperature, detector, action, kin_weight, block_rows: see `SigLIPLoss`.
+    """
+
+    paper: ClassVar[str] = "Zhai et al., ICCV 2023"
+    needs: ClassVar[str] = "captions"
+    refused: ClassVar[Mapping[str, str]] = SigLIPLoss.refused
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        text_encoder: nn.Module,
+        text_head: nn.Module,
+        temperature: float = 0.1,
+        bias: float = -10.0,
+        learnable: bool = True,
+        min_temperature: float = 0.001,
+        known_groups: bool = True,
+        **shared: Unpack[Shared],
+    ) -> None:
+        loss = SigLIPLoss(temperature, bias, learnable, min_temperature, **shared)
+        super().__init__(encoder, head, text_encoder, text_head, cast(Bimodal[Any], loss), known_groups)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return (self.objective,)
+
+    @property
+    def temperature(self) -> float:
+        return self._siglip.present_temperature
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics, "bias": float(self._siglip.bias.detach())}
+
+    @property
+    def _siglip(self) -> SigLIPLoss:
+        return cast(SigLIPLoss, self.objective)

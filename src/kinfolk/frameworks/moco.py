@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.detectors import Teacher
-from kinfolk.detectors.base import Detector
-from kinfolk.detectors.wrapped import unwrapped
+from kinfolk.detectors.base import Detector, unwrapped
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
 from kinfolk.objectives import NTXent, Objective
 from kinfolk.objectives.base import unit
-from kinfolk.objectives.debiased import Estimate
+from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 from kinfolk.stores import Queue

@@ -1,4 +1,12 @@
-"""NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations, ICCV 2021,
+"""The base of NNCLR and RCL: a momentum encoder, predictors, and a support queue from which the keys of an anchor are retrieved. Tang et
+al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, Figure 2.
+
+An entry of the anchor's own sample is never retrieved. If there is no other entry, the place is −1.
+
+Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H criteria, P predictors (1 or H), K keys, S support queue,
+N data set.
+
+NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations, ICCV 2021,
 equations 1 to 4, in the form used for comparison by Tang et al., ECCV 2022: RCL with one criterion and the nearest neighbour as the key.
 
 Dimension key: A rows (both views of the batch), D embedding, K = 1 key, H = 1 criterion.
@@ -6,17 +14,203 @@ Dimension key: A rows (both views of the batch), D embedding, K = 1 key, H = 1 c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.frameworks.moco import MomentumSchedule
-from kinfolk.frameworks.support_queue import SupportFramework, nearest
+from kinfolk import distributed
+from kinfolk.errors import warn_if_queue_too_large
+from kinfolk.frameworks.base import Framework
+from kinfolk.frameworks.moco import MomentumCopy, MomentumSchedule
+from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
 from kinfolk.objectives.base import Shared
+from kinfolk.pairs import Pairs, integer_ids
+from kinfolk.stores import Queue
+from kinfolk.stores.per_sample import OnHost, finite, skips
+
+_BLOCK_ELEMENTS = 1 << 22
+
+
+class RowRandom(OnHost):
+    """A random number in [0, 1) for each row of a step.
+
+    It depends only on the seed, the number of steps and the position of the row in the joined batch, so it is the same after a resume and
+    for any number of ranks.
+
+    State: `seed`, drawn from torch's generator at construction, and `count`.
+    """
+
+    on_host = ("count", "seed")
+    count: Tensor
+    seed: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("seed", torch.randint(1 << 62, ()))
+
+    def rows(self, number: int, device: torch.device) -> Tensor:
+        """(number,) random numbers of the rows of this rank. Does not change the state."""
+        first, total = 0, number
+        if distributed.world_size() > 1:
+            sizes = distributed.batch_sizes(number, device)
+            first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
+        generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
+        return torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number].to(device, non_blocking=True)
+
+    def advance(self) -> None:
+        """Moves to the numbers of the next step."""
+        self.count += 1
+
+
+def cluster_mates(
+    labels: Tensor, ids: Tensor, support_labels: Tensor, support_ids: Tensor, number: int, random: Tensor, num_samples: int
+) -> Tensor:
+    """(A, K) places of entries in the anchor's cluster, each at most once. −1 fills up if there are fewer than K.
+
+    The entries of the cluster are arranged in a circle and K evenly spaced ones are taken, starting at a random one. All are equally
+    likely.
+
+    Args:
+        labels, ids: (A,) cluster and sample of each anchor, both in [0, N).
+        support_labels, support_ids: (S,) cluster and sample of each entry.
+        number: K.
+        random: (A,) random numbers in [0, 1).
+        num_samples: N.
+
+    Example:
+        >>> one, two = torch.tensor([5]), torch.tensor([5, 5, 6, 5])
+        >>> cluster_mates(one, torch.tensor([0]), two, torch.tensor([0, 1, 2, 3]), 3, torch.zeros(1), 9)
+        tensor([[ 1,  3, -1]])
+    """
+    names_S, order_S = (support_labels * num_samples + support_ids).sort(stable=True)  # sorted by cluster, then by sample
+    start_A = labels * num_samples
+    first_A, own_A, after_A, end_A = (
+        torch.searchsorted(names_S, name, right=right)
+        for name, right in ((start_A, False), (start_A + ids, False), (start_A + ids, True), (start_A + num_samples, False))
+    )
+    count_A = (own_A - first_A) + (end_A - after_A)
+    step_A1 = (count_A // number).clamp(min=1).unsqueeze(1)
+    turn_K = torch.arange(number, device=ids.device)
+    within_AK = ((random * count_A).long().unsqueeze(1) + turn_K * step_A1) % count_A.clamp(min=1).unsqueeze(1)
+    place_AK = first_A.unsqueeze(1) + within_AK
+    place_AK = torch.where(place_AK < own_A.unsqueeze(1), place_AK, place_AK + (after_A - own_A).unsqueeze(1))
+    there_AK = turn_K < count_A.unsqueeze(1)
+    return torch.where(there_AK, order_S[place_AK.where(there_AK, 0)], -1)
+
+
+def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> Tensor:
+    """(A, 1) place of the entry most similar to each of (A, D) keys. Computed in full precision, because 16 bits change many results.
+
+    Example:
+        >>> nearest(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 0]))
+        tensor([[-1],
+                [ 1]])
+    """
+    found = []
+    rows = max(1, _BLOCK_ELEMENTS // len(support))
+    for keys_RD, ids_R in zip(torch.split(keys, rows), torch.split(ids, rows), strict=True):
+        with torch.autocast(keys.device.type, enabled=False):
+            best = (keys_RD @ support.T).masked_fill_(ids_R.unsqueeze(1) == support_ids, -torch.inf).max(1)
+        found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
+    return torch.cat(found).unsqueeze(1)
+
+
+class SupportFramework(Framework, ABC):
+    """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole support queue.
+
+    Each criterion has a predictor, or all share one. The negatives are the entries of the queue before the step, without the anchor's own
+    sample. In training, the keys of both views of all ranks then enter the queue in rank order, but only if the loss is finite. In the
+    first step, when the queue is empty, the keys of the batch are used.
+
+    Args:
+        encoder, head: encoder and head of the queries, which are evaluated and exported. Keys are made by a `MomentumCopy` of them.
+        objective: equation 3.
+        num_samples: N. A queue that is not smaller causes a warning.
+        queue_size: S.
+        momentum, momentum_schedule: see `MomentumCopy`.
+        num_predictors: P.
+        predictor_size: width of the hidden layer of the predictors.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        objective: RelativeContrast,
+        num_samples: int,
+        queue_size: int,
+        momentum: float,
+        num_predictors: int,
+        predictor_size: int,
+        momentum_schedule: MomentumSchedule = "constant",
+    ) -> None:
+        super().__init__(encoder, head, objective)
+        if queue_size < 1:
+            raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
+        warn_if_queue_too_large(queue_size, num_samples)
+        size = embedding_size(encoder, head)
+        self.predictors = nn.ModuleList(prediction_head(size, predictor_size) for _ in range(num_predictors))
+        self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)
+        self.queue = Queue(queue_size, size)
+
+    @abstractmethod
+    def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(A, K, D) keys of each row, and (A, H, K) whether they are positive (1) or not (0) under each criterion. Below 0 means no key.
+
+        `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not change the state."""
+
+    def learn(self, keys: Tensor, ids: Tensor) -> None:
+        """Called once per training step after a finite loss, with the keys of this rank. Default: does nothing."""
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        ids = integer_ids(ids, views.device)
+        first, second = (torch.stack(pair, 1).flatten(0, 1) for pair in ((views[0], views[1]), (views[1], views[0])))
+        projected = self.head(self.encoder(first))
+        anchors = torch.stack([predict(projected) for predict in self.predictors], 1).flatten(0, 1)
+        keys = F.normalize(self.slow(second).to(self.queue.features.dtype), dim=1)
+        row_ids, number = ids.repeat_interleave(2), len(self.predictors)
+        support, support_ids = self.queue.candidates(keys, row_ids)
+        with torch.no_grad():
+            found_AKD, same_AHK = self.retrieve(keys, row_ids, support, support_ids)
+            degree = same_AHK.mean(1) if number == 1 else same_AHK.flatten(0, 1)  # one prediction for all criteria: P_c of equation 9
+        positives = found_AKD.repeat_interleave(number, 0)
+        pairs = Pairs(
+            anchors,
+            support,
+            positives,
+            ids,
+            support_ids,
+            2 * number,
+            unit_candidates=True,
+            degree=degree,
+            collected=keys,  # embeddings as returned by `embed`, not predictions
+        )
+        loss = self.objective.on(pairs)
+        if self.training:
+            sound = finite(loss)  # of the joined batch, so all ranks agree
+            self.queue.push(keys, row_ids, sound)
+            if not skips(sound):
+                self.learn(keys, row_ids)
+        return loss
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, D) unit-norm embeddings of the momentum encoder, as in the queue."""
+        return F.normalize(self.slow(images), dim=-1)
+
+    def after_step(self) -> None:
+        self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)
 
 
 class NNCLR(SupportFramework):

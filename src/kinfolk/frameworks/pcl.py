@@ -34,8 +34,8 @@ from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.models.heads import embedding_size
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.debiased import Estimate
-from kinfolk.objectives.proto_nce import proto_nce
+from kinfolk.objectives.ntxent import Estimate
+from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
 from kinfolk.stores.per_sample import Exact, finite

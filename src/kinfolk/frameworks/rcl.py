@@ -27,8 +27,7 @@ from kinfolk.detectors import Hierarchy
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.moco import MomentumSchedule
-from kinfolk.frameworks.nnclr import nearest_keys
-from kinfolk.frameworks.support_queue import RowRandom, SupportFramework, cluster_mates
+from kinfolk.frameworks.nnclr import RowRandom, SupportFramework, cluster_mates, nearest_keys
 from kinfolk.objectives import RelativeContrast
 from kinfolk.objectives.base import Shared
 from kinfolk.stores.per_sample import OnHost

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from kinfolk.actions import ACTIONS, Action
 from kinfolk.detectors import DETECTORS, Graded, StartAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
-from kinfolk.objectives.debiased import USUAL_ESTIMATE, Estimate
+from kinfolk.objectives.ntxent import USUAL_ESTIMATE, Estimate
+from kinfolk.pairs import ACTIONS, Action
 
 _SET_BY_TRAINING = {
     "self",

@@ -1,19 +1,61 @@
-"""SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020."""
+"""What batch frameworks with a teacher share: a slow copy of encoder and head that sees a weak view of each sample.
+
+Dimension key: V views, B batch, D embedding.
+
+SimCLR: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020.
+
+SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022.
+"""
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.detectors.wrapped import Elsewhere
-from kinfolk.frameworks.taught import TaughtBatch
-from kinfolk.objectives import NTXent
-from kinfolk.objectives.base import unit
-from kinfolk.objectives.debiased import Estimate
+from kinfolk.detectors.base import Elsewhere
+from kinfolk.frameworks.base import BatchFramework
+from kinfolk.frameworks.moco import MomentumCopy, teacher_of
+from kinfolk.objectives import NTXent, Objective, SogCLR
+from kinfolk.objectives.base import Shared, unit
+from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import integer_ids, two_views
+
+MOMENTUM = 0.99
+
+
+class TaughtBatch(BatchFramework, ABC):
+    """Abstract. Two views of the batch, and with the detector `Teacher` a third, weak one, which a `MomentumCopy` embeds.
+
+    State: with a teacher its parameters and buffers.
+    """
+
+    guides: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
+        super().__init__(encoder, head, objective)
+        taught = teacher_of(objective.detector)
+        self.teacher = None if taught is None else MomentumCopy(encoder, head, MOMENTUM if taught.momentum is None else taught.momentum)
+        if taught is not None:
+            self.num_views, self.weak_views = 3, (2,)  # type: ignore[misc]
+
+    def forward(self, views: Tensor, ids: Tensor) -> Tensor:
+        if self.teacher is None:
+            return super().forward(views, ids)
+        ids = integer_ids(ids, views.device)
+        z1, z2 = self.head(self.encoder(views[:2].flatten(0, 1))).chunk(2)
+        taught = unit(self.teacher(views[2]))
+        pairs = replace(two_views(z1, z2, ids, unit), guide=taught, candidate_guide=taught.repeat_interleave(2, 0))
+        return self.objective.on(pairs)
+
+    def after_step(self) -> None:
+        super().after_step()
+        if self.teacher is not None:
+            self.teacher.follow(self.encoder, self.head)
 
 
 class SimCLR(TaughtBatch):
@@ -76,3 +118,28 @@ def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
     if detector.reads is not None:
         raise ValueError(f"`head.second` (=true) must be false with {detector!r}: a second head follows the similarities of the first")
     return {**shared, "detector": Elsewhere(detector)}
+
+
+class SogCLRFramework(TaughtBatch):
+    """The global contrastive loss on two views of a batch. A moving average per sample allows small batches.
+
+    Args:
+        encoder, head: see `Framework`.
+        num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows: see `SogCLR`.
+    """
+
+    paper: ClassVar[str] = "Yuan et al., ICML 2022"
+    needs: ClassVar[str] = "one number per sample"
+    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        num_samples: int,
+        temperature: float = 0.1,
+        gamma: float = 0.9,
+        **shared: Unpack[Shared],
+    ) -> None:
+        objective = SogCLR(num_samples, temperature, gamma, **shared)
+        super().__init__(encoder, head, objective)

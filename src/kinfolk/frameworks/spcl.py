@@ -25,8 +25,8 @@ from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
 from kinfolk.objectives import NTXent
-from kinfolk.objectives.debiased import Estimate
-from kinfolk.objectives.prototype import PrototypeCrossEntropy
+from kinfolk.objectives.ntxent import Estimate
+from kinfolk.objectives.prototypes import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric
 from kinfolk.pairs import integer_ids
 

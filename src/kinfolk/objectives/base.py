@@ -13,10 +13,9 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.actions import ACTIONS, Action, Policy
 from kinfolk.contrast import Contrast, Rows, Terms, joined
 from kinfolk.detectors.base import Detector
-from kinfolk.pairs import Pairs, other_views, two_views
+from kinfolk.pairs import ACTIONS, Action, Pairs, Policy, other_views, two_views
 from kinfolk.stats import Labels, Stats
 from kinfolk.stores.per_sample import finite, skips
 

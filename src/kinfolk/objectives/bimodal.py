@@ -1,28 +1,74 @@
-"""What the losses of image and text share: two directions, each with anchors of one tower and candidates of the other.
+"""A temperature that is learned, as CLIP has it: the logarithm of its inverse is the parameter.
+
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, section 2.5.
+
+What the losses of image and text share: two directions, each with anchors of one tower and candidates of the other.
 
 Balmaseda et al., Discovering Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and
 appendix B.
 
 Dimension key: B batch, D embedding, N data set.
+
+CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, figure 3.
+
+Dimension key: B batch, D embedding.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from kinfolk.across import Across
-from kinfolk.contrast import Contrast
+from kinfolk import distributed
+from kinfolk.contrast import Across, Contrast
 from kinfolk.detectors.base import Detector
-from kinfolk.objectives.base import Objective, unit
-from kinfolk.objectives.learned_temperature import LearnedTemperature
+from kinfolk.objectives.base import Objective, call, unit
+from kinfolk.objectives.ntxent import Estimate, NTXent
 from kinfolk.pairs import Pairs, require_integers
 from kinfolk.stats import Stats
+
+
+class LearnedTemperature(nn.Module):
+    """t = exp(−`logit_scale`), kept within [lowest, highest]: in training the parameter itself is brought back before it is used, so that
+    it never rests where it has no gradient. Under a process group its gradient is the same on all ranks.
+
+    Args:
+        initial: t at the start.
+        lowest, highest: of t; 0.01 is the scale of at most 100 of the paper.
+        gradient_factor: what the gradient that t receives is multiplied by.
+
+    Example:
+        >>> round(LearnedTemperature(0.07)().item(), 4)
+        0.07
+    """
+
+    def __init__(self, initial: float, lowest: float = 0.01, highest: float = 1.0, gradient_factor: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < lowest < highest:
+            raise ValueError(f"`min_temperature` (={lowest}) must be above 0 and below {highest}")
+        if not lowest <= initial <= highest:
+            raise ValueError(f"`temperature` (={initial}) must be in [{lowest}, {highest}]")
+        self.initial, self.lowest, self.highest, self.gradient_factor = initial, lowest, highest, gradient_factor
+        self.logit_scale = nn.Parameter(torch.tensor(-math.log(initial)))
+
+    def forward(self) -> Tensor:
+        """t, without dimensions."""
+        bounds = -math.log(self.highest), -math.log(self.lowest)
+        if self.training:
+            with torch.no_grad():
+                self.logit_scale.clamp_(*bounds)
+        scale = distributed.averaged(self.logit_scale)
+        scale = scale if scale.dtype == torch.float64 else scale.float()
+        t = torch.exp(-(scale if self.training else scale.clamp(*bounds)))
+        return t if self.gradient_factor == 1 else t.detach() + self.gradient_factor * (t - t.detach())
+
 
 Direction = TypeVar("Direction", bound=Objective)
 
@@ -170,3 +216,46 @@ def check_inputs(image_features: Tensor, text_features: Tensor, ids: Tensor | No
         if given.shape != shape[:1]:
             raise ValueError(f"`{name}` (={tuple(given.shape)}) must have the shape {shape[:1]}: one for each pair of image and text")
         require_integers(name, given)
+
+
+class CLIPLoss(Bimodal[NTXent]):
+    """InfoNCE of image and text in both directions, with a learned temperature.
+
+        loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )     images i, texts j
+             + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )     texts i, images j
+
+    w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXent`. Without groups and detector it is the cross-entropy
+    over rows and columns of the matrix of similarities. State: the temperature, as the logarithm of its inverse (`learned.logit_scale`),
+    and that of the two detectors.
+
+    Args:
+        temperature: t at the start.
+        learnable: False keeps it.
+        min_temperature: the learned t never falls below; 0.01 is the scale of at most 100 of the paper.
+        detector, action, min_negatives, kin_weight, block_rows, gather: see `NTXent`; the detector is copied for the second direction.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.CLIPLoss(temperature=0.5)
+        >>> round(loss_fn(torch.eye(4), torch.eye(4)).item(), 4)
+        0.3408
+        >>> round(loss_fn(torch.eye(4), torch.eye(4), group_ids=torch.tensor([0, 0, 0, 1])).item(), 4)
+        0.1804
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.07,
+        learnable: bool = True,
+        min_temperature: float = 0.01,
+        **shared: Unpack[Estimate],
+    ) -> None:
+        def make(each: Detector | None) -> NTXent:
+            given: Estimate = {**shared, "detector": each}
+            return NTXent(temperature, **given)
+
+        super().__init__(make, shared.get("detector"), LearnedTemperature(temperature, min_temperature) if learnable else None)
+
+    def __repr__(self) -> str:
+        learned = {"learnable": False} if self.learned is None else {"min_temperature": self.learned.lowest}
+        return call("CLIPLoss", self.image, temperature=self.image.temperature, **learned)

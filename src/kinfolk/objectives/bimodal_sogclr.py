@@ -11,8 +11,7 @@ from typing_extensions import Unpack
 from kinfolk.detectors.base import Detector
 from kinfolk.objectives.base import Shared, call, with_detector
 from kinfolk.objectives.bimodal import Bimodal
-from kinfolk.objectives.moving_average import check_decay, cosine_gamma
-from kinfolk.objectives.sogclr import SogCLR
+from kinfolk.objectives.sogclr import SogCLR, check_decay, cosine_gamma
 
 
 class BimodalSogCLR(Bimodal[SogCLR]):

@@ -19,8 +19,7 @@ from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, Terms
 from kinfolk.kinship import Roles, select
 from kinfolk.objectives.base import Objective, Shared, call, unit
-from kinfolk.objectives.bimodal import check_inputs, known
-from kinfolk.objectives.learned_temperature import LearnedTemperature
+from kinfolk.objectives.bimodal import LearnedTemperature, check_inputs, known
 from kinfolk.pairs import LEFT_OUT, Block, Pairs
 from kinfolk.stats import Labels, Stats, count, summed
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND, Ring
+from kinfolk.detectors.base import unwrapped
 from kinfolk.detectors.thresholds import batch_quantile
-from kinfolk.detectors.wrapped import unwrapped
 from kinfolk.seeding import generator
 
 if TYPE_CHECKING:

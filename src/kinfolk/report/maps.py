@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfolk.training.snapshots import Snapshot
+from kinfolk.training.epoch_end import Snapshot
 
 if TYPE_CHECKING:
     from kinfolk.data.augmentation.views import Views

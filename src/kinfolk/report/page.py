@@ -15,9 +15,9 @@ from kinfolk.report.html import write_page
 from kinfolk.report.maps import NUM_VIEWS, EmbeddingMap, Stages, Strip, choose, draw_map, draw_stages, draw_strips
 from kinfolk.report.run_summary import Record, read_record
 from kinfolk.training.build import learns_from_text
+from kinfolk.training.epoch_end import read_snapshots
 from kinfolk.training.load_run import OpenedRun, open_run, restore
 from kinfolk.training.run_folder import Run
-from kinfolk.training.snapshots import read_snapshots
 
 if TYPE_CHECKING:
     import numpy as np

@@ -40,9 +40,8 @@ from kinfolk.training.documents import read_yaml
 from kinfolk.training.guides import guide_features
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import build_optimizer, build_scheduler, move_to_own_group, scaled_lr
-from kinfolk.training.recipes import load_recipe, recipe_path
 from kinfolk.training.run_folder import Run, num_processes
-from kinfolk.training.settings import checked_arguments, flat, with_method, written_arguments
+from kinfolk.training.settings import checked_arguments, flat, load_recipe, recipe_path, with_method, written_arguments
 
 if TYPE_CHECKING:
     from kinfolk.data.source import Source

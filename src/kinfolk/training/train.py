@@ -41,7 +41,7 @@ from kinfolk.training.build import (
 )
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.epoch_metrics import ClusterQuality, Knn, require_knn
+from kinfolk.training.epoch_end import ClusterQuality, Knn, Snapshots, require_knn
 from kinfolk.training.launch import (
     explain_lost_ranks,
     global_rank,
@@ -54,7 +54,6 @@ from kinfolk.training.launch import (
 from kinfolk.training.loader import check_batch_size
 from kinfolk.training.metrics_log import FILE_ONLY, collect_warnings, logging_to, quiet_lightning
 from kinfolk.training.module import TrainingModule
-from kinfolk.training.progress import describe
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import (
     Run,
@@ -69,8 +68,7 @@ from kinfolk.training.run_folder import (
     write_start,
 )
 from kinfolk.training.settings import identity, refuse_changes
-from kinfolk.training.snapshots import Snapshots
-from kinfolk.training.trainer import build_trainer
+from kinfolk.training.trainer import build_trainer, describe
 
 if TYPE_CHECKING:
     import numpy.typing as npt

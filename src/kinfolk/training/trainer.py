@@ -1,8 +1,13 @@
-"""The Lightning trainer of a run: strategy, loggers, and callbacks in the order in which they depend on each other."""
+"""The progress bar of a training: loss, kNN, flagged share, speed and time left. Without a terminal, one line per epoch.
+
+The Lightning trainer of a run: strategy, loggers, and callbacks in the order in which they depend on each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,14 +15,151 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column
 
 from kinfolk.training.checkpoint import AtomicCheckpointIO, CheckpointSaver
 from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.launch import in_notebook
-from kinfolk.training.metrics_log import Measurement, MetricsLog
-from kinfolk.training.progress import ProgressBar
+from kinfolk.training.metrics_log import FILE_ONLY, Measurement, MetricsLog
+from kinfolk.training.module import TrainingModule
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import Run
+
+LOG = logging.getLogger("kinfolk.training")
+SMOOTHING = 0.95
+SECONDS_PER_UPDATE = 0.5
+ESTIMATE_AFTER, ESTIMATE_STEPS, SHORTEST_ESTIMATE = 3.0, 20, 10.0
+"""The time of the whole training is estimated after so many seconds or steps, and shown if it is at least so many seconds."""
+NARROW = 120
+
+
+class ProgressBar(pl.Callback):
+    """Shows the progress of all epochs as one bar. Must come after `MetricsLog` in the list of callbacks: it shows its last line.
+
+    Args:
+        console: where to draw; None: nowhere, lines go to the log file only.
+        metrics_log: holds the metrics of the last finished epoch.
+        epochs: number of epochs of the whole training.
+    """
+
+    def __init__(self, console: Console | None, metrics_log: MetricsLog, epochs: int) -> None:
+        self.console, self.metrics_log, self.epochs = console, metrics_log, epochs
+        self._bar: Progress | None = None
+        self._steps, self._first, self._estimated = 0, 0.0, False
+        self._seconds_per_step: float | None = None
+        self._loss: float | None = None
+        self._last = self._shown = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._last = time.perf_counter()
+        if self.console is None or not self.console.is_terminal or not trainer.is_global_zero:
+            return
+        names = ("description", "fields[figures]", "fields[left]")
+        texts = [TextColumn(f"{{task.{name}}}", table_column=Column(no_wrap=True)) for name in names]
+        bars: list[ProgressColumn] = [BarColumn(8)] if self._narrow else [BarColumn(None), MofNCompleteColumn()]
+        self._bar = Progress(texts[0], *bars, *texts[1:], console=self.console, expand=not self._narrow)
+        total, done = self.epochs * int(trainer.num_training_batches), trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        self._task = self._bar.add_task("training", total=total, completed=done, figures="", left="")
+        self._bar.start()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._last = time.perf_counter()  # the time between two epochs does not belong to a step
+
+    def track(self, steps: range) -> Iterator[int]:
+        """Yields the same steps and shows a second bar below that of the training."""
+        if self._bar is None:
+            yield from steps
+            return
+        task = self._bar.add_task("embedding", total=len(steps), figures="", left="")
+        try:
+            for step in steps:
+                yield step
+                self._bar.advance(task)
+        finally:
+            self._bar.remove_task(task)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert isinstance(module, TrainingModule)
+        now = time.perf_counter()
+        self._estimate(trainer, module, now)
+        if self._bar is None:
+            return
+        took, self._last = now - self._last, now
+        self._seconds_per_step = took if self._seconds_per_step is None else SMOOTHING * self._seconds_per_step + (1 - SMOOTHING) * took
+        self._bar.advance(self._task)
+        if now - self._shown < SECONDS_PER_UPDATE:  # reading the loss makes the host wait for the device
+            return
+        self._shown = now
+        loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
+        self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
+        figures = {**self.metrics_log.row, "loss": self._loss, "images_per_second": module.batch_size / self._seconds_per_step}
+        left = self._seconds_per_step * ((self.epochs - trainer.current_epoch) * int(trainer.num_training_batches) - batch_idx - 1)
+        self._bar.update(
+            self._task,
+            description=f"epoch {trainer.current_epoch + 1}/{self.epochs}",
+            figures=describe(figures, speed=not self._narrow),
+            left=f"{duration(left)} left",
+        )
+
+    def _estimate(self, trainer: pl.Trainer, module: TrainingModule, now: float) -> None:
+        """Logs once how long the whole training will take. The first step is left out: it is slower than the others."""
+        if self._estimated or not trainer.is_global_zero:
+            return
+        self._steps += 1
+        if self._steps == 1:
+            self._first = now
+        elif now - self._first >= ESTIMATE_AFTER or self._steps > ESTIMATE_STEPS:
+            self._estimated = True
+            per_step = (now - self._first) / (self._steps - 1)
+            done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+            left = per_step * (self.epochs * int(trainer.num_training_batches) - done)
+            if left >= SHORTEST_ESTIMATE:
+                LOG.info("%s", f"about {duration(left)} left at {module.batch_size / per_step:.0f} images/s, without measurements")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        row = self.metrics_log.row
+        line = f"epoch {int(row['epoch'])}/{self.epochs}  {describe(row)}"
+        left = (row["seconds"] + row.get("refresh_seconds", 0.0)) * (self.epochs - row["epoch"])
+        LOG.info("%s", f"{line}  {duration(left)} left" if left else line, extra={FILE_ONLY: self._bar is not None})
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether the bar is short and speed and F1 are left out to make room for the other metrics."""
+        return self.console is not None and self.console.width < NARROW
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def describe(row: dict[str, float], speed: bool = True) -> str:
+    """The metrics of an epoch in one short line."""
+    parts = [f"loss {row['loss']:.3f}"]
+    parts += [f"kNN {100 * row['knn']:.1f} %"] if "knn" in row else []
+    parts += [f"flagged {100 * row['flagged']:.2f} %"] if "flagged" in row else []
+    by_anchor = f" ({row['anchor_f1']:.2f} per anchor)" if speed and "anchor_f1" in row else ""
+    parts += [f"F1 {row['f1']:.2f}{by_anchor}"] if speed and "f1" in row else []
+    parts += [f"{row['images_per_second']:.0f} images/s"] if speed else []
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """3725 → "1 h 02 min"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {int(seconds):02d} s" if minutes else f"{int(seconds)} s"
 
 
 def build_trainer(

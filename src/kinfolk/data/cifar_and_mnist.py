@@ -1,0 +1,296 @@
+"""The official CIFAR-10 and CIFAR-100 archives (python version), read without running code in them, and CIFAR-100's superclasses.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. The archives hold pickles, and a pickle is a program. Here it can
+only call the stand-ins below, which record the bytes of an array.
+
+MNIST's idx files (`train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and so on), also compressed with gzip.
+
+The format is described on Yann LeCun's MNIST page: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian
+32-bit number, then the values. Fashion-MNIST, KMNIST, QMNIST's images and EMNIST use the same files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import os
+import pickle
+import re
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from kinfolk.data.arrays import ArraySource, array_source
+from kinfolk.data.source import Pixels
+from kinfolk.errors import KinfolkError, shown
+from kinfolk.files import first_line
+
+_MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of an archive are."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    meta: str
+    labels: bytes
+    classes: bytes
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.train, *self.test, self.meta)
+
+
+CIFAR10 = Layout(
+    "cifar-10-batches-py", tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",), "batches.meta", b"labels", b"label_names"
+)
+CIFAR100 = Layout("cifar-100-python", ("train",), ("test",), "meta", b"fine_labels", b"fine_label_names")
+
+
+def find_cifar(path: Path) -> tuple[Path, Layout] | None:
+    """Finds the archive, the extracted folder or the folder above it. None if `path` is none of these.
+
+    Also None for a `.tar` that can't be read to its end, because shards are read as far as possible.
+    """
+    if path.is_dir():
+        for layout in (CIFAR10, CIFAR100):
+            for folder in (path, path / layout.folder):
+                if all((folder / name).is_file() for name in layout.files):
+                    return folder, layout
+        return None
+    try:
+        with tarfile.open(path) as archive:
+            names = set(archive.getnames())
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        if path.suffix.lower() == ".tar":
+            return None
+        raise KinfolkError(f"`{path}` is not a readable archive: {error}; download it again") from error
+    return next(((path, layout) for layout in (CIFAR10, CIFAR100) if names >= {f"{layout.folder}/{name}" for name in layout.files}), None)
+
+
+def open_cifar(path: Path, layout: Layout) -> ArraySource:
+    """The source for what `find_cifar` found. CIFAR-100 gets its fine labels."""
+    if path.is_dir():
+        contents = {name: (path / name).read_bytes() for name in layout.files}
+    else:
+        with tarfile.open(path) as archive:
+            contents = {name: _member(archive, f"{layout.folder}/{name}") for name in layout.files}
+    loaded = {name: safe_load(data, f"`{name}` of `{path}`") for name, data in contents.items()}
+    try:
+        classes = [bytes(name).decode() for name in loaded[layout.meta][layout.classes]]
+        splits: dict[str, tuple[Pixels, Any]] = {}
+        for split, parts in (("train", layout.train), ("test", layout.test)):
+            images = np.concatenate([_images(loaded[part][b"data"]) for part in parts])
+            splits[split] = images, [int(label) for part in parts for label in loaded[part][layout.labels]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise KinfolkError(f"`{path}` is not an official CIFAR archive: {type(error).__name__}: {error}; download it again") from error
+    return array_source(splits, name=f"`{path}`", classes=classes)
+
+
+def safe_load(data: bytes, what: str) -> Any:
+    """Unpickles plain values and arrays of bytes; anything else is refused before it is called."""
+    try:
+        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+    except KinfolkError:
+        raise
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise KinfolkError(f"{what} is not a readable pickle: {type(error).__name__}: {error}; download it again") from error
+
+
+class _Array:
+    """Stand-in for an array: records its pickled state."""
+
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+
+class _DataType:
+    """Stand-in for a data type: records its code, such as "u1"."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.code = code if isinstance(code, str) else code.decode()
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _reconstruct(*_: object) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, _: object = None) -> bytes:
+    return text.encode("latin1")
+
+
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _DataType,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise KinfolkError(f"the archive asks to run `{module}.{name}`, which no CIFAR archive does; it is refused, download it again")
+        return _ALLOWED[module, name]
+
+
+def _images(array: Any) -> Pixels:
+    _, shape, kind, column_major, raw = array.state
+    if kind.code != "u1" or len(shape) != 2 or shape[1] != 3072:
+        raise ValueError(f"images of type {kind.code} and shape {shape}")
+    rows = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_major else "C")
+    images: Pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return images
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    member = archive.getmember(name)
+    file = archive.extractfile(member)
+    if file is None or member.size > _MAX_BYTES:
+        raise KinfolkError(f"`{name}` in the archive is not a file of a CIFAR archive; download it again")
+    return file.read()
+
+
+SUPERCLASSES: dict[str, tuple[str, ...]] = {
+    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}
+
+
+_NAME = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[0-9]-ubyte(?:\.gz)?", re.IGNORECASE)
+_FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw")
+_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x09: np.dtype("i1"), 0x0B: np.dtype(">i2"), 0x0C: np.dtype(">i4")}
+_MOST_COMPRESSED = 1100  # gzip can't compress more than that
+
+
+class IdxFile(NamedTuple):
+    """A file, with the split it belongs to and the set that its name begins with (EMNIST has several in one folder)."""
+
+    path: Path
+    set_name: str
+    split: str
+    kind: str
+
+
+def find_idx(path: Path) -> dict[str, tuple[Path, Path | None]] | None:
+    """(images, labels or None) of each split, in a folder, in the `raw` folder that torchvision makes, or of one file of images.
+
+    None where there are no idx files.
+    """
+    if path.is_file():
+        own = _parse(path)
+        if own is None:
+            return None
+        if own.kind == "labels":
+            raise KinfolkError(f"`{path}` holds the labels; give the file of images, or the folder of both")
+        return {"train": (path, _labels_of(own, _files(path.parent)))}
+    for name in _FOLDERS:
+        folder = path / name
+        files = _files(folder)
+        images = [file for file in files if file.kind == "images"]
+        if not images:
+            continue
+        sets = sorted({file.set_name for file in images})
+        if len(sets) > 1:
+            raise KinfolkError(f"`{folder}` holds several data sets ({', '.join(sets)}); move the files of one to a folder of their own")
+        images = list({file.split: file for file in reversed(images)}.values())[::-1]  # of a file and its .gz, the file
+        return {file.split: (file.path, _labels_of(file, files)) for file in images}
+    return None
+
+
+def open_idx(splits: dict[str, tuple[Path, Path | None]], name: str) -> ArraySource:
+    """The source for what `find_idx` found."""
+    arrays: dict[str, tuple[Pixels, Pixels | None]] = {}
+    for split, (images, labels) in splits.items():
+        pixels = read_idx(images)
+        if pixels.ndim not in (3, 4) or pixels.dtype != np.uint8:
+            raise KinfolkError(f"`{images}` holds {pixels.dtype} of shape {pixels.shape}; images must be bytes of shape (N, H, W)")
+        arrays[split] = pixels, None if labels is None else read_idx(labels)
+    modified_ns = max(file.stat().st_mtime_ns for pair in splits.values() for file in pair if file is not None)
+    return array_source(arrays, name=name, modified_ns=modified_ns)
+
+
+def read_idx(path: Path) -> Pixels:
+    """The array of an idx file; the values of a file that is not compressed are memory-mapped."""
+    try:
+        if path.suffix.lower() == ".gz":
+            with gzip.open(path, "rb") as file:
+                shape, dtype, start = _header(file)
+                size = math.prod(shape) * dtype.itemsize
+                if size > _MOST_COMPRESSED * path.stat().st_size:
+                    raise ValueError(f"its header gives the shape {shape}, for which it is too small")
+                data = file.read(size + 1)
+            if len(data) != size:
+                raise ValueError(f"it has {'more' if len(data) > size else 'fewer'} bytes than the shape {shape} of its header")
+            return np.frombuffer(data, dtype).reshape(shape)
+        with open(path, "rb") as file:
+            shape, dtype, start = _header(file)
+        if path.stat().st_size != start + math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, which do not fit the shape {shape} of its header")
+        return np.memmap(path, dtype, "r", start, shape) if math.prod(shape) else np.zeros(shape, dtype)
+    except Exception as error:  # readers raise nearly anything on a broken file
+        raise KinfolkError(f"`{path}` is not a readable idx file: {first_line(error)}; download it again") from error
+
+
+def _header(file: BinaryIO | gzip.GzipFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type, and where the values begin."""
+    zero, code, dimensions = struct.unpack(">HBB", file.read(4))
+    if zero or code not in _TYPES or not 1 <= dimensions <= 4:
+        raise ValueError("it does not begin with the header of whole numbers in 1 to 4 dimensions")
+    return struct.unpack(f">{dimensions}I", file.read(4 * dimensions)), _TYPES[code], 4 + 4 * dimensions
+
+
+def _files(folder: Path) -> list[IdxFile]:
+    """The idx files of a folder, by name."""
+    try:
+        names = sorted(filter(_NAME.fullmatch, os.listdir(folder)))
+    except OSError:  # not a folder, or one that the reader of image folders will report
+        return []
+    return [file for file in (_parse(folder / name) for name in names) if file is not None]
+
+
+def _parse(path: Path) -> IdxFile | None:
+    found = _NAME.fullmatch(path.name)
+    if found is None or not path.is_file():
+        return None
+    split = "train" if found["split"].lower() == "train" else "test"
+    return IdxFile(path, shown(found["set"] or ""), split, found["kind"].lower())
+
+
+def _labels_of(images: IdxFile, files: list[IdxFile]) -> Path | None:
+    found = [file.path for file in files if file.kind == "labels" and (file.set_name, file.split) == (images.set_name, images.split)]
+    return found[0] if found else None

@@ -1,0 +1,205 @@
+"""Prototype cross-entropy: Mo et al., Siamese Prototypical Contrastive Learning, equation 4.
+
+Its symmetric form: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, equations 6 to 8.
+
+Dimension key: A features, F size of a feature, K prototypes of a level, L levels.
+
+The prototype term of ProtoNCE: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 11.
+
+Dimension key: A anchors, D embedding, K prototypes, M prototypes contrasted with, L levels.
+
+LA: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3; equation 5 of Wu et al.,
+Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, up to a constant.
+
+Dimension key: R rows of a block, P own positives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from kinfolk import distributed
+from kinfolk.contrast import Rows, Terms
+from kinfolk.objectives.base import Objective, Shared
+
+
+class PrototypeCrossEntropy(nn.Module):
+    """A linear classifier g_p of features by their prototypes, at one or several numbers of prototypes.
+
+        mean over levels and features of CE(g_p(h), y)
+
+    See `prototype_cross_entropy` and `stacked_cross_entropy`. No state but the classifier's.
+
+    Args:
+        num_features: F.
+        num_clusters: K of each level: what the classifier tells apart is prototypes, however many classes there are.
+        reverse_weight, log_zero: of the symmetric form; see `prototype_cross_entropy`.
+    """
+
+    def __init__(self, num_features: int, num_clusters: tuple[int, ...], reverse_weight: float = 0.0, log_zero: float = -4.0) -> None:
+        super().__init__()
+        if not reverse_weight >= 0:
+            raise ValueError(f"`reverse_weight` (={reverse_weight}) must not be negative")
+        if not log_zero < 0:
+            raise ValueError(f"`log_zero` (={log_zero}) must be below 0")
+        self.num_clusters, self.reverse_weight, self.log_zero = tuple(num_clusters), reverse_weight, log_zero
+        self.head = nn.Linear(num_features, sum(self.num_clusters))
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Scalar, of this rank's (A, F) features and their labels (L, A), below 0 where unknown."""
+        with torch.autocast(features.device.type, enabled=False):
+            logits: Tensor = self.head(features.to(self.head.weight.dtype))
+        levels = list(zip(torch.split(logits, list(self.num_clusters), 1), labels, strict=True))
+        return stacked_cross_entropy(levels, self.reverse_weight, self.log_zero)
+
+
+def prototype_cross_entropy(logits: Tensor, labels: Tensor, reverse_weight: float = 0.0, log_zero: float = -4.0) -> Tensor:
+    """(A,) cross-entropy of each row to its prototype, and with a `reverse_weight` w the symmetric one.
+
+        −log p_y + w · RCE,       RCE = −Σ_k p_k log q_k = −log_zero · (1 − p_y)
+
+    q is the one-hot label, whose zeros have the logarithm `log_zero`. RCE is bounded, so a wrong prototype pulls no harder than that.
+
+    Args:
+        logits: (A, K) g_p(h).
+        labels: (A,) prototype of each; below 0: none, the loss is 0.
+        reverse_weight: w; 0: plain cross-entropy.
+        log_zero: A of Wang et al., below 0.
+
+    Example:
+        >>> prototype_cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
+        tensor([1.3863, 0.0000])
+        >>> prototype_cross_entropy(torch.zeros(1, 4), torch.tensor([3]), reverse_weight=1.0)
+        tensor([4.3863])
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    log_p_A = logits.log_softmax(1).gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    loss_A = -log_p_A
+    if reverse_weight:
+        loss_A = loss_A - reverse_weight * log_zero * (1 - log_p_A.exp())
+    return loss_A.where(labels >= 0, 0.0)
+
+
+def stacked_cross_entropy(levels: Sequence[tuple[Tensor, Tensor]], reverse_weight: float = 0.0, log_zero: float = -4.0) -> Tensor:
+    """Scalar: the cross-entropy to the prototypes, mean over the levels and over the features of all ranks.
+
+    Args:
+        levels: (A, K) logits and (A,) labels of each number of prototypes; this rank's, ranks may hold unequal numbers.
+        reverse_weight, log_zero: see `prototype_cross_entropy`.
+    """
+    first = levels[0][0]
+    with torch.autocast(first.device.type, enabled=False):
+        losses_LA = torch.stack([prototype_cross_entropy(*level, reverse_weight, log_zero) for level in levels])
+    if distributed.world_size() == 1:
+        return losses_LA.mean()
+    number = sum(distributed.batch_sizes(len(first), first.device))
+    return distributed.sum_over_ranks(losses_LA.mean(0).sum() / number)
+
+
+def prototype_nce(anchors: Tensor, prototypes: Tensor, concentration: Tensor, labels: Tensor, drawn: Tensor | None = None) -> Tensor:
+    """(A,) the loss of each anchor: its own prototype against the others, each at its own temperature.
+
+        −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )        s the prototype of sample i
+
+    Args:
+        anchors: (A, D) v, of any norm.
+        prototypes: (K, D) c, of any norm, without gradient.
+        concentration: (K,) φ; 0 marks an empty cluster, which is nobody's negative.
+        labels: (A,) prototype of each anchor; below 0: none, the loss is 0.
+        drawn: (M,) prototypes that stand in the sum beside the anchor's own; None: all.
+
+    Example:
+        >>> prototype_nce(torch.eye(2), torch.eye(2), torch.tensor([0.5, 0.5]), torch.tensor([0, -1]))
+        tensor([0.1269, 0.0000])
+    """
+    anchors_AD = F.normalize(anchors if anchors.dtype == torch.float64 else anchors.float(), dim=1)
+    prototypes_KD, phi_K = F.normalize(prototypes.to(anchors_AD.dtype), dim=1).detach(), concentration.to(anchors_AD.dtype)
+    known_A = labels >= 0
+    own_A = labels.clamp(min=0)
+    others_M = torch.arange(len(prototypes_KD), device=labels.device) if drawn is None else drawn
+    logit_A = (anchors_AD * prototypes_KD[own_A]).sum(1) / phi_K[own_A].where(known_A, 1.0)
+    logit_AM = anchors_AD @ prototypes_KD[others_M].T / phi_K[others_M].where(phi_K[others_M] > 0, 1.0)
+    absent_AM = (others_M == own_A.unsqueeze(1)) | (phi_K[others_M] == 0)  # the own one enters once, by `logit_A`
+    all_A = torch.logaddexp(logit_A, logit_AM.masked_fill(absent_AM, -torch.inf).logsumexp(1)) if len(others_M) else logit_A
+    return (all_A - logit_A).where(known_A, 0.0)
+
+
+def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], drawn: Sequence[Tensor | None] | None = None) -> Tensor:
+    """Scalar: the prototype term, mean over the levels and over the anchors of all ranks.
+
+    Args:
+        anchors: (A, D), this rank's; ranks may hold unequal numbers.
+        levels: (prototypes, concentration, labels) of each; see `prototype_nce`.
+        drawn: of each level, the same on all ranks; see `prototype_nce`.
+    """
+    with torch.autocast(anchors.device.type, enabled=False):
+        chosen = [None] * len(levels) if drawn is None else drawn
+        losses_LA = torch.stack([prototype_nce(anchors, *level, some) for level, some in zip(levels, chosen, strict=True)])
+    if distributed.world_size() == 1:
+        return losses_LA.mean()
+    number = sum(distributed.batch_sizes(len(anchors), anchors.device))
+    return distributed.sum_over_ranks(losses_LA.mean(0).sum() / number)
+
+
+class LocalAggregation(Objective):
+    """The probability that the anchor is one of its close neighbours, among its background neighbours.
+
+        loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) ) / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
+
+    C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the candidates that it does not drop. The kin
+    stand inside the logarithm, so that some of them have to be near, where `NTXent` asks it of each. So it is with "attract", which the
+    paper means. With "eliminate" kin leave the background, with "reweight" they count there by a factor, and in both the own positives
+    alone stand above: this is then `NTXent`, as it is without a detector. No state.
+
+    Args:
+        temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> z1, z2 = torch.eye(4), torch.eye(4)
+        >>> loss_fn = kf.LocalAggregation(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
+        >>> loss_fn(z1, z2, torch.arange(4)).item()  # everybody is close to everybody
+        0.0
+    """
+
+    attracted_stay: ClassVar[bool] = True
+    shares_pull: ClassVar[bool] = False
+    pools_kin: ClassVar[bool] = True
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prior", "hardness", "decoupled"),
+        "close neighbours are in the numerator and in the denominator, and a denominator that is estimated by itself could be the smaller",
+    )
+
+    def __init__(
+        self,
+        temperature: float,
+        **shared: Unpack[Shared],
+    ) -> None:
+        shared.setdefault("action", "attract")
+        super().__init__(temperature, **shared)
+
+    def terms(self, rows: Rows) -> Terms:
+        t = rows.temperature
+        logit_RP = rows.own_RP / t
+        log_own_R = logit_RP.logsumexp(1)
+        kin_lse_R = torch.full_like(log_own_R, -torch.inf) if rows.kin_lse_R is None else rows.kin_lse_R
+        log_close_R = torch.logaddexp(log_own_R, kin_lse_R)
+        log_all_R = torch.logaddexp(log_own_R, rows.lse_R)
+        d_own_RP = (torch.exp(logit_RP - log_all_R.unsqueeze(1)) - torch.exp(logit_RP - log_close_R.unsqueeze(1))) / t
+        return Terms(
+            loss_R=log_all_R - log_close_R,
+            d_lse_R=torch.exp(rows.lse_R - log_all_R),
+            d_own_RP=d_own_RP,
+            d_kin_R=torch.zeros_like(log_own_R),
+            d_kin_lse_R=-torch.exp(kin_lse_R - log_close_R),
+            d_temperature_R=-(d_own_RP * rows.own_RP).sum(1) / t,
+        )
+
+    def __repr__(self) -> str:
+        return self._call(**({} if self.action == "attract" else {"action": self.action}))

@@ -1,0 +1,242 @@
+"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, and agreement of pseudo-labels with the labels.
+
+Dimension key: L levels, N training samples.
+
+Snapshots: the embeddings of a few samples at a few epochs of a training, for the maps of the report.
+
+Dimension key: S samples, D embedding, N training samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kinfolk.clustering.hierarchy import Hierarchy
+from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.data.augmentation.views import Views
+from kinfolk.data.images import ImageData
+from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
+from kinfolk.data.sample_table import samples_digest
+from kinfolk.embedding import embed
+from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
+from kinfolk.evaluation.probes import knn_accuracy
+from kinfolk.files import check_safetensors, write_safetensors
+from kinfolk.frameworks.base import Framework
+from kinfolk.seeding import generator
+from kinfolk.training.config import KnnConfig, SnapshotConfig
+from kinfolk.training.module import TrainingModule
+from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
+
+
+class ClusterQuality:
+    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the training labels.
+
+    Only the first level is measured, whose number of clusters is named first. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
+    sample that was not accepted is alone. `nmi` uses the clusters of all samples. Nothing is measured without labels, for methods that do
+    not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
+    """
+
+    def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
+        self.normaliser = normaliser
+        labels = None if data.labels is None else data.labels[: data.num_train]
+        self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        found = None if self.truth is None else pseudo_labels(module.framework)
+        if found is None or self.truth is None:
+            return {}
+        used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
+        rates = mtpr_mtnr(used_N, self.truth)
+        metrics = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None for a method without clusters or
+    before the first clustering."""
+    clusters = next((part for part in framework.modules() if isinstance(part, ClusterLabels)), None)
+    if clusters is None or not bool(clusters.refreshed):
+        return None
+    owners = (part for part in framework.modules() if not isinstance(part, ClusterLabels))
+    labels = (getattr(part, "labels", None) for part in owners)  # those of an oracle are (N,) and the true labels
+    used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
+    return used, clusters.labels
+
+
+def accepted_labels(framework: Framework) -> Tensor | None:
+    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the sample is alone; None for a method
+    without clusters or before the first clustering."""
+    found = pseudo_labels(framework)
+    if found is not None:
+        used_N, clusters_N = (levels_LN[0] for levels_LN in found)
+        labels_N = used_N.where(used_N == clusters_N, -1)
+    else:
+        tree = next((part for part in framework.modules() if isinstance(part, Hierarchy)), None)
+        if tree is None or tree.levels < 2:
+            return None
+        labels_N = tree.labels[1]
+    _, group_N, size = torch.unique(labels_N, return_inverse=True, return_counts=True)
+    return labels_N.where(size[group_N] > 1, -1)
+
+
+class Knn:
+    """Measures `knn` every few epochs and after the last one. On the same features it can measure `features_nmi` and
+    `features_nmi_deviation`: the NMI of k-means, with as many clusters as classes, with the labels, over several seeds.
+
+    The test samples, or those of a validation split, are classified by the training samples. Without either, each training sample is
+    classified by the others. Nothing is measured without labels.
+
+    A detector that uses the accuracy never receives that of the test samples. It receives `steering_knn`: the accuracy on the validation
+    samples, or on the training samples with each held out in turn.
+    """
+
+    def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
+        self.data, self.views, self.config, self.epochs, self.autocast = data, views, config, epochs, autocast
+        self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
+        self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
+        steering = self.steering_queries
+        self.apart = self.queries is not None and (steering is None or not torch.equal(self.queries, steering))
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        every = self.config.every
+        if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
+            return {}
+        features, labels = self._embedded(module, self.bank)
+        found = {"knn": self._accuracy(module, features, labels, self.queries)}
+        if steered_by_knn(module.framework):
+            found["steering_knn"] = self._accuracy(module, features, labels, self.steering_queries) if self.apart else found["knn"]
+        if self.config.nmi_seeds:
+            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
+            found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
+        return found
+
+    def _accuracy(self, module: TrainingModule, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
+        """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
+        test_x, test_y = (None, None) if queries is None else self._embedded(module, queries)
+        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device)
+
+    def _embedded(self, module: TrainingModule, ids: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.data.labels is not None
+        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
+        module.require_finite(features, "features")
+        return features, self.data.labels[ids]
+
+
+def steered_by_knn(framework: Framework) -> bool:
+    """Whether a detector of the framework uses the nearest-neighbour accuracy."""
+    return any("knn" in detector.wanted_metrics for detector in framework.detectors)
+
+
+def require_knn(framework: Framework, knn: Knn, method: str) -> None:
+    """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
+    if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
+        what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
+        raise UsageError(f"{what}: {method} uses the nearest-neighbour accuracy during training")
+
+
+def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` that exists; each image once."""
+    if data.labels is None:
+        return None, None
+    labelled = data.labels >= 0
+    bank = data.once(labelled[: data.num_train].nonzero()[:, 0])
+    if len(bank) < 2:
+        return None, None
+    bank = _subsample(bank, max_samples, seed, "bank")
+    for split in splits:
+        ids = torch.from_numpy(data.samples.rows_of(split))
+        ids = ids[labelled[ids]]
+        if len(ids):
+            return bank, _subsample(data.once(ids), max_samples, seed, "queries")
+    return bank, None
+
+
+def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
+    """At most `limit` random ids: samples are often sorted by class."""
+    if len(ids) <= limit:
+        return ids
+    return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]
+
+
+SAMPLES = "kinfolk.samples"
+"""Key of the digest of the list of samples that the ids refer to."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The snapshot of one epoch: ids (S,), unit-norm projected embeddings (S, D) in 16 bits and, for methods that cluster, pseudo-labels
+    (S,), −1 where none is accepted."""
+
+    epoch: int
+    ids: NDArray[np.int64]
+    embedding: NDArray[np.float16]
+    pseudo: NDArray[np.int64] | None
+
+
+class Snapshots:
+    """Writes `snapshots/epoch-NNNN.safetensors` after the first epoch, the last one and some equally spaced epochs between them.
+
+    The samples are the same every time, and the training does not depend on them. A measurement that adds no metric."""
+
+    def __init__(
+        self, run: Run, data: ImageData, views: Views, config: SnapshotConfig, *, epochs: int, seed: int, autocast: torch.dtype | None
+    ) -> None:
+        self.run, self.data, self.views, self.autocast = run, data, views, autocast
+        self.epochs = snapshot_epochs(config.epochs, epochs)
+        order = torch.randperm(data.num_train, generator=generator(seed, "snapshots"))
+        self.ids = order[: config.samples].sort().values
+        self.samples = samples_digest(data.samples) if self.epochs else ""
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        if epoch not in self.epochs:
+            return {}
+        embedding_SD = embed(
+            module.framework, self.data, self.views, self.ids, device=module.device, autocast=self.autocast, projected=True
+        )
+        tensors = {"ids": self.ids, "embedding": embedding_SD.half()}
+        labels_N = accepted_labels(module.framework)
+        if labels_N is not None:
+            tensors["pseudo"] = labels_N.cpu()[self.ids]
+        write_safetensors(snapshot_file(self.run.snapshots, epoch), tensors, {SAMPLES: self.samples})
+        return {}
+
+
+def snapshot_epochs(number: int, epochs: int) -> set[int]:
+    """The epochs, counted from 1, after which a snapshot is written.
+
+    Example:
+        >>> sorted(snapshot_epochs(4, 100))
+        [1, 34, 67, 100]
+    """
+    if number < 2:
+        return {epochs} if number else set()
+    return {1 + round(at * (epochs - 1) / (number - 1)) for at in range(number)}
+
+
+def read_snapshots(folder: Path, samples: str | None = None) -> list[Snapshot]:
+    """All snapshots of a run in order. Unreadable files are left out, and so are snapshots of other samples if the digest `samples` is
+    given."""
+    found = (_read(path, samples) for path in sorted(folder.glob("epoch-*.safetensors"), key=epoch_of))
+    return [snapshot for snapshot in found if snapshot is not None]
+
+
+def _read(path: Path, samples: str | None) -> Snapshot | None:
+    try:
+        with safe_open(path, "numpy") as file:
+            about = file.metadata() or {}
+            check_safetensors(path, about, own=True)
+            if samples is not None and about.get(SAMPLES) != samples:
+                return None
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
+        return Snapshot(epoch_of(path), arrays["ids"], arrays["embedding"], arrays.get("pseudo"))
+    except (KinfolkError, SafetensorError, OSError, KeyError):
+        return None

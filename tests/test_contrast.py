@@ -1,0 +1,163 @@
+"""Both directions in four products equal each by itself in three: losses, gradient, state and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kinfolk.detectors import FNC, Detector, GloFND, Oracle, StartAt
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, bimodal
+from kinfolk.pairs import Action
+
+N = 24
+GROUPS = torch.where(torch.arange(N) % 3 == 0, torch.arange(N) % 5, -1)
+
+LOSSES: dict[str, Callable[..., Bimodal[Any]]] = {
+    "clip": lambda **given: CLIPLoss(0.3, **given),
+    "fixed": lambda **given: CLIPLoss(0.3, learnable=False, **given),
+    "sogclr": lambda **given: BimodalSogCLR(N, 0.3, 0.7, None, **given),
+    "fastclip": lambda **given: FastCLIP(N, 0.3, 1.5, 0.7, None, 0.1, **given),
+}
+DETECTORS: dict[str, Callable[[], Detector | None]] = {
+    "nobody": lambda: None,
+    "glofnd": lambda: GloFND(N, alpha=0.2, init="quantile"),
+    "shared": lambda: GloFND(N, alpha=0.2, rule="adam", init="quantile", shared=True),
+    "late": lambda: StartAt(GloFND(N, alpha=0.2, init="quantile"), epoch=1, update_from=0),
+    "fnc": lambda: FNC(top_k=2),
+    "everybody": lambda: FNC(min_similarity=-1.0),
+}
+
+
+def batch(seed: int, twins: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, texts and ids; with `twins` all images are alike but two, so that similarities tie."""
+    g = torch.Generator().manual_seed(seed)
+    images, texts = (torch.randn(10, 4, dtype=torch.float64, generator=g) for _ in range(2))
+    if twins:
+        images[2:] = images[1]
+    return images.requires_grad_(), texts.requires_grad_(), torch.randperm(N, generator=g)[:10]
+
+
+def steps(loss_fn: Bimodal[Any], grouped: bool, twins: bool = False) -> dict[str, Any]:
+    """Three steps, and one in evaluation: what they give and leave behind."""
+    out: dict[str, Any] = {"loss": [], "gradient": [], "counts": []}
+    for step in range(4):
+        loss_fn.set_progress(step // 2, 2)
+        loss_fn.train(step < 3)
+        images, texts, ids = batch(step, twins)
+        loss = loss_fn(images, texts, ids, GROUPS[ids] if grouped else None)
+        out["loss"].append(loss)
+        out["gradient"].append(torch.autograd.grad(loss, (images, texts, *loss_fn.parameters())))
+        out["counts"].append([objective.stats.counts() for objective in loss_fn.objectives])
+    out["state"] = dict(loss_fn.state_dict())
+    return out
+
+
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each direction by itself from now on."""
+    monkeypatch.setattr(bimodal, "crosses", lambda work: False)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize(("grouped", "block_rows"), [(False, None), (True, 3)])
+def test_together_equals_apart(monkeypatch: pytest.MonkeyPatch, name: str, detector: str, grouped: bool, block_rows: int | None) -> None:
+    made = [LOSSES[name](detector=DETECTORS[detector](), block_rows=block_rows).double() for _ in range(2)]
+    together = steps(made[0], grouped)
+    apart(monkeypatch)
+    torch.testing.assert_close(together, steps(made[1], grouped))
+
+
+@pytest.mark.parametrize("min_negatives", [1, 3, 20])
+@pytest.mark.parametrize("watched", [False, True])
+def test_spared_negatives_are_those_of_the_other_direction(monkeypatch: pytest.MonkeyPatch, min_negatives: int, watched: bool) -> None:
+    """Nobody is left but the spared ones, and ties among them are broken once."""
+    made = [CLIPLoss(0.3, detector=FNC(min_similarity=-1.0), min_negatives=min_negatives, block_rows=4).double() for _ in range(2)]
+    if watched:
+        for loss_fn in made:
+            loss_fn.set_eval_labels(torch.arange(N) % 3)
+    together = steps(made[0], False, twins=True)
+    apart(monkeypatch)
+    torch.testing.assert_close(together, steps(made[1], False, twins=True))
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_one_frozen_tower(monkeypatch: pytest.MonkeyPatch, frozen: int) -> None:
+    found = []
+    for _ in range(2):
+        *features, ids = batch(0)
+        features[frozen] = features[frozen].detach()
+        loss = CLIPLoss(0.3, learnable=False, detector=FNC(top_k=2))(*features, ids)
+        found.append(torch.autograd.grad(loss, features[1 - frozen]))
+        apart(monkeypatch)
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("detector", ["nobody", "fnc", "everybody"])
+def test_gradcheck(detector: str) -> None:
+    images, texts, ids = (x[:5] for x in batch(0))
+    images, texts = images.detach().requires_grad_(), texts.detach().requires_grad_()
+    loss_fn = CLIPLoss(0.4, detector=DETECTORS[detector](), block_rows=2).double().eval()
+
+    def at(scale: Tensor, *features: Tensor) -> Tensor:
+        loss: Tensor = torch.func.functional_call(loss_fn, {"learned.logit_scale": scale}, (*features, ids, GROUPS[ids]))
+        return loss
+
+    assert torch.autograd.gradcheck(at, (torch.tensor(0.9, dtype=torch.float64, requires_grad=True), images, texts), fast_mode=True)
+
+
+def test_a_pair_left_out_far_above_all_others_does_not_overflow() -> None:
+    """exp(s / t − lse) of a pair that text 0 leaves out is beyond float32 at this temperature."""
+    images, texts = torch.eye(8, 9)[:4], torch.eye(8, 9)[4:]
+    images[1] = texts[0]  # the one that text 0 leaves out
+    images.requires_grad_()
+    loss = CLIPLoss(0.01, detector=FNC(top_k=1))(images, texts, torch.arange(4))
+    loss.backward()
+    precise = images.detach().double().requires_grad_()
+    exact = CLIPLoss(0.01, detector=FNC(top_k=1)).double()(precise, texts.double(), torch.arange(4))
+    exact.backward()
+    torch.testing.assert_close(loss.double(), exact)
+    assert images.grad is not None
+    torch.testing.assert_close(images.grad.double(), precise.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_float32_agrees_with_float64() -> None:
+    """The two directions' products round differently; who is left out must not depend on it."""
+    g = torch.Generator().manual_seed(0)
+    themes = torch.randn(6, 64, generator=g)[torch.arange(192) % 6]
+    images, texts = (F.normalize(themes + torch.randn(192, 64, generator=g), dim=1) for _ in range(2))
+    for make in (lambda: FNC(fraction=0.05), lambda: GloFND(192, alpha=0.05, init="quantile")):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            loss_fn = CLIPLoss(0.05, detector=make(), block_rows=50)
+            x = images.to(dtype, copy=True).requires_grad_()
+            loss_fn(x, texts.to(dtype), torch.arange(192)).backward()
+            assert x.grad is not None
+            found.append(x.grad.double())
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-7)
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the multiplications of matrices of the batch's size."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("detector", "action", "number"),
+    [(None, "eliminate", 4), (FNC(top_k=1), "eliminate", 4), (FNC(top_k=1), "attract", 6), (Oracle(torch.arange(N)), "eliminate", 6)],
+)
+def test_four_products_where_a_level_says_who_is_left_out(detector: Detector | None, action: Action, number: int) -> None:
+    images, texts, ids = batch(0)
+    with Products() as products:  # type: ignore[no-untyped-call]
+        CLIPLoss(0.3, detector=detector, action=action)(images, texts, ids).backward()
+    assert products.number == number

@@ -1,0 +1,95 @@
+"""MTPR, MTNR and NMI in a training's log: what they are measured on, and when they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kinfolk.clustering import ClusterLabels
+from kinfolk.errors import UsageError
+from kinfolk.evaluation.detection import label_nmi, mtpr_mtnr, quality_curve
+from kinfolk.frameworks import PCL, SimCLR
+from kinfolk.report.curves import curve_panels
+from kinfolk.training.epoch_end import ClusterQuality, pseudo_labels
+from kinfolk.training.train import train
+from tests.report.synthetic import images
+
+SETTINGS: dict[str, Any] = {
+    "model.name": "resnet10",
+    "model.width": 4,
+    "head.out_size": 8,
+    "views.preset": "mild",
+    "views.size": 8,
+    "framework.queue_size": 0,
+    "framework.warmup_epochs": 1,
+    "framework.num_clusters": [10, 30],
+    "knn.every": 0,
+}
+
+
+class Module:
+    """What the measurement sees of a training."""
+
+    def __init__(self, framework: nn.Module) -> None:
+        self.framework = framework
+
+
+def test_what_is_measured() -> None:
+    data = images(40, ["a", "b", "c"])
+    assert data.labels is not None
+    truth = data.labels[:30]
+    framework = PCL(nn.Flatten(), nn.Linear(12, 4), 30, (3, 5), 0, queue_size=0, schedule="linear")
+    measure, module = ClusterQuality(data), Module(framework)
+    assert measure(module, 1) == {}, "before the first clustering"  # type: ignore[arg-type]
+    framework.refresh(nn.functional.normalize(torch.randn(30, 4), dim=1), 0.5)
+    found = measure(module, 1)  # type: ignore[arg-type]
+    rates = mtpr_mtnr(framework.prototypes.labels[0], truth)
+    clusters = framework.prototypes.clusters.labels[0]
+    assert found == {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters, truth)}
+    assert found["mtpr"] < mtpr_mtnr(clusters, truth).mtpr, "who is not accepted is alone"
+    geometric = ClusterQuality(data, "geometric")(module, 1)  # type: ignore[arg-type]
+    assert geometric == {**found, "nmi": label_nmi(clusters, truth, "geometric")}
+    assert ClusterQuality(images(40))(module, 1) == {}, "without labels"  # type: ignore[arg-type]
+    plain = SimCLR(nn.Flatten(), nn.Linear(12, 4))
+    assert measure(Module(plain), 1) == {}, "without clusters"  # type: ignore[arg-type]
+    plain.others = ClusterLabels(30, 4, (3,), seed=0)
+    plain.others.refresh(torch.randn(30, 4))
+    assert pseudo_labels(plain) is not None
+
+
+def test_a_training_with_clusters_at_a_depth_of_a_hierarchy(tmp_path: Path) -> None:
+    """PCL on odd and even digits: the log has its figures from the first clustering on, and a resumption ends in the same."""
+    tree = tmp_path / "tree.csv"
+    tree.write_text("child,parent\n" + "".join(f"{d},{d % 2}x\n" for d in range(10)) + "0x,all\n1x,all\n")
+    settings = {**SETTINGS, "data.hierarchy": str(tree), "data.depth": 1}
+    arguments: dict[str, Any] = {"method": "pcl", "batch_size": 256, "settings": settings, "progress": False}
+    run = train("digits", tmp_path / "run", epochs=3, **arguments)
+    rows = run.epochs()
+    assert "mtpr" not in rows[0]
+    assert all(0 <= row[name] <= 1 for row in rows[1:] for name in ("mtpr", "mtnr", "nmi"))
+    assert len(quality_curve(rows)["nmi"]) == 2
+    from kinfolk.data.sample_table import Samples
+
+    samples = Samples.read(run.samples)
+    assert samples.classes == ["0x", "1x"]
+    assert samples.labels is not None
+    assert set(samples.labels.tolist()) == {0, 1}
+    with pytest.raises(UsageError, match=r"`data\.depth` \(=2\) was 1"):
+        train(out=run.path, resume=True, settings={"data.depth": 2}, progress=False)
+    assert train(out=run.path, resume=True, progress=False).epochs() == rows
+
+
+def test_the_features_of_any_method_are_clustered_where_it_is_wanted(tmp_path: Path) -> None:
+    settings = {name: value for name, value in SETTINGS.items() if not name.startswith("framework.")}
+    run = train(
+        "digits", tmp_path / "run", epochs=1, batch_size=256, settings={**settings, "knn.every": 1, "knn.nmi_seeds": 3}, progress=False
+    )
+    (row,) = run.epochs()
+    assert 0 < row["features_nmi"] < 1
+    assert 0 < row["features_nmi_deviation"] < 1
+    assert "features_nmi" in [panel.id for panel in curve_panels([row])]
+    assert quality_curve([row], ["features_nmi"]) == {"epoch": [1], "features_nmi": [row["features_nmi"]]}
