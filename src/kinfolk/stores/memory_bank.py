@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, OnHost, check_ids, kept, means_by_id, skips
+from kinfolk.stores.per_sample import Exact, OnHost, check_ids, kept, means_by_id, size_differs, skips
 
 
 class Draw(OnHost):
@@ -151,14 +151,9 @@ class Bank(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
-        if saved is not None and saved.shape != self.features.shape:
-            error_msgs: list[str] = others[-1]
-            error_msgs.append(
-                f"`{prefix}features` holds a bank of {' × '.join(map(str, saved.shape))}, but `num_samples` × `dim` is "
-                f"{self.num_samples} × {self.dim}: use the same data set and settings"
-            )
-            return
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        advice = "use the same data set and settings"
+        if not size_differs(f"{prefix}features", saved, others[-1], advice, num_samples=self.num_samples, dim=self.dim):
+            super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
         return f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum}, seed={self.seed})"
