@@ -18,8 +18,8 @@ from kinfolk.models import build_encoder
 VIEWS = Views("plain", 8, scale=(0.8, 1.0))
 
 
-class Pictures:
-    """Stands for the prepared data: bright and dark pictures, in turn."""
+class Images:
+    """Stands for the prepared data: bright and dark images, in turn."""
 
     def __init__(self, count: int, classes: int = 2) -> None:
         self.labels = torch.arange(count) % classes
@@ -47,7 +47,7 @@ def encoder() -> torch.nn.Module:
 
 
 def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> None:
-    data = Pictures(80)
+    data = Images(80)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     random = torch.get_rng_state()
     found = finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16)
@@ -64,7 +64,7 @@ def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> No
 
 def test_few_samples_are_met_more_often(encoder: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "FEWEST_STEPS", 25)  # the function has its name
-    data = Pictures(20)
+    data = Images(20)
     found = finetune(encoder, data, VIEWS, data.part(2), data.part(2, 20))
     assert (found.epochs, found.steps) == (25, 25)
     odd = finetune(encoder, data, VIEWS, data.part(3), data.part(3, 20), epochs=1, batch_size=2)
@@ -72,7 +72,7 @@ def test_few_samples_are_met_more_often(encoder: torch.nn.Module, monkeypatch: p
 
 
 def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
-    data = Pictures(40, classes=8)
+    data = Images(40, classes=8)
     known = data.labels < 7
     train = torch.arange(40)[known][:28], data.labels[known][:28]
     found = finetune(encoder, data, VIEWS, train, data.part(32, 40), epochs=1)
@@ -81,7 +81,7 @@ def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
 
 def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
     """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few samples do not make it diverge."""
-    data = Pictures(80)
+    data = Images(80)
     given: Any = (encoder, data, VIEWS, data.part(40), data.part(40, 80))
     found = finetune(*given, epochs=8, **tuning("rcl", 0.1))
     assert (found.epochs, found.steps) == (8, 8)
@@ -100,7 +100,7 @@ def test_rates_fall_by_steps_or_by_a_cosine() -> None:
 
 
 def test_wrong_use(encoder: torch.nn.Module) -> None:
-    data = Pictures(10)
+    data = Images(10)
     one = torch.tensor([0, 2]), torch.tensor([0, 0])
     with pytest.raises(KinfolkError, match="at least two classes; the 2 labelled training samples have 1"):
         finetune(encoder, data, VIEWS, one, data.part(5, 10))

@@ -109,7 +109,7 @@ def test_filters(opened: Opened) -> None:
     page.fill("#find", "ANIMALS/0004")
     assert 0 < page.locator(CARDS).count() < 60
     assert page.locator("#cards .card:not(:has-text('animals/0004.png'))").count() == 0
-    page.fill("#find", "nobody is called this")
+    page.fill("#find", "no such name")
     assert page.locator(CARDS).count() == 0
     assert "loosen" in page.locator("#count").inner_text()
 
@@ -178,7 +178,7 @@ def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Pa
 
 
 def test_without_a_checkpoint_the_page_says_so(browser: Any, tmp_path: Path) -> None:
-    data, told = images(num=20), list[str]()
-    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data), on_missing=told.append)).page
+    data, missing = images(num=20), list[str]()
+    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data), on_missing=missing.append)).page
     assert "checkpoint" in page.locator("#gallery").inner_text()
-    assert "no gallery" in told[0]
+    assert "no gallery" in missing[0]

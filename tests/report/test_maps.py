@@ -49,8 +49,8 @@ def test_features_must_be_finite() -> None:
 
 
 def test_tiles_stand_where_the_page_looks_for_them() -> None:
-    pictures = [np.full((8, 8, 3), 20 * i, dtype=np.uint8) for i in range(7)]
-    sprites = sprite_sheet(pictures, 16)
+    images = [np.full((8, 8, 3), 20 * i, dtype=np.uint8) for i in range(7)]
+    sprites = sprite_sheet(images, 16)
     assert sprites is not None
     assert (sprites.columns, sprites.rows) == (3, 3)
     sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(sprites.uri.partition(",")[2]))))

@@ -92,7 +92,7 @@ def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None
     )
     left, top = (float(part.removesuffix("%")) / 100 * 8 for part in position.split())
     assert source.startswith('url("data:image/webp')
-    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)  # 80 pictures: a sheet of 9 columns and rows
+    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)  # 80 images: a sheet of 9 columns and rows
     assert_quiet(opened)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.training import launch as ranks
+from kinfolk.training import launch
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.launch import global_rank
 from kinfolk.training.run_folder import Run
 from tests.training.children import OTHERS, run_ranks
-from tests.training.test_resume import assert_same
+from tests.training.small import assert_same
 
 
 @pytest.mark.parametrize("more", [{}, OTHERS["moco"]], ids=["sogclr+glofnd", "moco+glofnd"])
@@ -59,26 +59,26 @@ def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.Monke
     status_file = tmp_path / ".launch"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     with pytest.raises(KinfolkError, match="rank zero has not written"):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
-    ranks.mark_ready(status_file)
-    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)
+    launch.mark_ready(status_file)
+    launch.wait_for_rank_zero(status_file, first_sign=0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(KinfolkError):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)  # the status_file of an earlier launch does not count
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)  # the status_file of an earlier launch does not count
 
 
 def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status_file = tmp_path / ".launch"
-    for name in (ranks.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+    for name in (launch.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    ranks.mark_ready(status_file)
+    launch.mark_ready(status_file)
     monkeypatch.setenv("NODE_RANK", "1")
-    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
-    monkeypatch.setenv(ranks.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
+    launch.wait_for_rank_zero(status_file, first_sign=0.2)
+    monkeypatch.setenv(launch.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
     with pytest.raises(KinfolkError):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)
 
 
 @pytest.mark.parametrize(

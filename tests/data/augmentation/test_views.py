@@ -70,7 +70,7 @@ def test_without_randomness_it_is_a_plain_resize(size: int) -> None:
         torch.testing.assert_close(views.evaluate(pixels).double(), expected, atol=1e-5, rtol=0)
 
 
-def test_normalisation_is_imagenets_unless_told() -> None:
+def test_normalisation_is_imagenets_by_default() -> None:
     pixels = random_pixels(2, 8, 8)
     bare = Views("plain", 8, (0, 0, 0), (1, 1, 1)).evaluate(pixels)
     mean, std = torch.tensor(IMAGENET_MEAN)[:, None, None], torch.tensor(IMAGENET_STD)[:, None, None]

@@ -12,18 +12,9 @@ import pytest
 
 from kinfolk.training.run_folder import Run
 from tests.faults.inject import as_ranks, in_children
+from tests.training.small import BARE
 
-SETTINGS: dict[str, Any] = {
-    "model.name": "resnet10",
-    "model.width": 4,
-    "head.out_size": 8,
-    "views.preset": "mild",
-    "views.size": 8,
-    "detector.alpha": 0.05,
-    "knn.every": 0,
-    "trainer.loggers": [],
-    "trainer.accelerator": "cpu",
-}
+SETTINGS: dict[str, Any] = {**BARE, "detector.alpha": 0.05, "trainer.accelerator": "cpu"}
 
 
 def trained(out: str, devices: int, nodes: int) -> None:

@@ -1,4 +1,4 @@
-"""Pictures for the tests, drawn from a seed."""
+"""Images for the tests, drawn from a seed."""
 
 from __future__ import annotations
 
