@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import write_by_name
 from kinfolk.models.weights import load_encoder, plain_state, read_state
+from kinfolk.seeding import generator
 
 _RENAMED = (
     (r"^(?!layer)", "stem."),
@@ -228,7 +229,7 @@ class Encoder:
     def example_images(self, number: int = 2) -> Tensor:
         """Random images of the right size, to compare features on."""
         size = int(self.views.get("size", 32))
-        return torch.randn(number, 3, size, size, generator=torch.Generator().manual_seed(0))
+        return torch.randn(number, 3, size, size, generator=generator(0, "export"))
 
 
 def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:

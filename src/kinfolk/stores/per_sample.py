@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kinfolk.seeding import counted
+
 COARSE = (torch.bfloat16, torch.float16)
 
 
@@ -38,6 +40,31 @@ class Exact(OnHost, ABC):
             if field.dtype in COARSE:
                 setattr(self, name, before[name].to(field.device))
         return self
+
+
+class StepRandom(OnHost, ABC):
+    """Abstract. Random numbers that depend only on a seed and the number of steps, so they are the same after a resume and on all ranks.
+
+    State: `seed`, drawn from torch's generator at construction, and `count`.
+    """
+
+    on_host = ("count", "seed")
+    count: Tensor
+    seed: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("seed", torch.randint(1 << 62, ()))
+
+    def generator(self) -> torch.Generator:
+        """A fresh generator of the current step."""
+        return counted(int(self.seed), int(self.count))
+
+    def advance(self, sound: Tensor | None = None) -> None:
+        """Moves to the next step, unless this one is known to be broken (see `skips`)."""
+        if not skips(sound):
+            self.count += 1
 
 
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
