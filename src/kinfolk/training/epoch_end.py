@@ -105,29 +105,40 @@ class Knn:
         self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
         steering = self.steering_queries
         self.apart = self.queries is not None and (steering is None or not torch.equal(self.queries, steering))
+        self._last: list[tuple[Tensor, Tensor]] = []
+
+    def last_features(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Ids, ascending, and features of the samples that were embedded after the last epoch; None if none were."""
+        if not self._last:
+            return None
+        ids, features = (torch.cat(each) for each in zip(*self._last, strict=True))
+        ids, order = ids.sort()
+        return ids.numpy(), features[order].numpy()
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
         every = self.config.every
         if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
             return {}
-        features, labels = self._embedded(module, self.bank)
-        found = {"knn": self._accuracy(module, features, labels, self.queries)}
+        features, labels = self._embedded(module, epoch, self.bank)
+        found = {"knn": self._accuracy(module, epoch, features, labels, self.queries)}
         if steered_by_knn(module.framework):
-            found["steering_knn"] = self._accuracy(module, features, labels, self.steering_queries) if self.apart else found["knn"]
+            found["steering_knn"] = self._accuracy(module, epoch, features, labels, self.steering_queries) if self.apart else found["knn"]
         if self.config.nmi_seeds:
             spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
             found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
         return found
 
-    def _accuracy(self, module: TrainingModule, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
+    def _accuracy(self, module: TrainingModule, epoch: int, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
         """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
-        test_x, test_y = (None, None) if queries is None else self._embedded(module, queries)
+        test_x, test_y = (None, None) if queries is None else self._embedded(module, epoch, queries)
         return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device)
 
-    def _embedded(self, module: TrainingModule, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         assert self.data.labels is not None
         features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
         module.require_finite(features, "features")
+        if epoch == self.epochs:
+            self._last.append((ids, features))
         return features, self.data.labels[ids]
 
 
