@@ -46,7 +46,7 @@ def run(hierarchy: Hierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, 
     rule=st.sampled_from(RULES),
     started=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_all_that_must_hold_holds_after_every_update(
     seed: int, num_samples: int, levels: int, parts: int, max_units: int, rule: Any, started: bool
 ) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +25,6 @@ def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path, more: di
     assert run_ranks(out.path, "", "", resume=True, **more) == [0, 0]
     assert_same(out, whole)
     assert len(whole.epochs()) == 3, "only rank zero writes"
-
-
-def test_lightning_launches_the_other_rank(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import torch
-            torch.set_num_threads(1)
-            from pathlib import Path
-            from kinfolk.training.train import train
-            from tests.training.children import training
-
-            run = train(**training(Path("run"), epochs=1, settings={"trainer.devices": 2}, progress=True))
-            Path(f"ended as rank {run.rank}").touch()
-            """
-        )
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "error"}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.glob("ended *")) == ["ended as rank 0", "ended as rank 1"]
-    assert done.stderr.count("epoch 1/1") == 1
-    assert len(Run(tmp_path / "run").epochs()) == 1
 
 
 def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
