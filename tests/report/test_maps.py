@@ -61,7 +61,7 @@ def test_tiles_stand_where_the_page_looks_for_them() -> None:
     assert sprite_sheet([], 16) is None
 
 
-def test_pictures_that_do_not_compress_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_do_not_compress_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = list(np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8))
     usual = sprite_sheet(noise, 32)
     assert usual is not None

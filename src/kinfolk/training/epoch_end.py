@@ -1,10 +1,7 @@
-"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, and agreement of pseudo-labels with the labels.
+"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, agreement of pseudo-labels with the labels, and
+snapshots, which are the embeddings of a few samples for the maps of the report.
 
-Dimension key: L levels, N training samples.
-
-Snapshots: the embeddings of a few samples at a few epochs of a training, for the maps of the report.
-
-Dimension key: S samples, D embedding, N training samples.
+Dimension key: N training samples, L levels, S samples of a snapshot, D embedding.
 """
 
 from __future__ import annotations
@@ -35,57 +32,6 @@ from kinfolk.seeding import generator
 from kinfolk.training.config import KnnConfig, SnapshotConfig
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
-
-
-class ClusterQuality:
-    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the training labels.
-
-    Only the first level is measured, whose number of clusters is named first. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
-    sample that was not accepted is alone. `nmi` uses the clusters of all samples. Nothing is measured without labels, for methods that do
-    not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
-    """
-
-    def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
-        self.normaliser = normaliser
-        labels = None if data.labels is None else data.labels[: data.num_train]
-        self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
-
-    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
-        found = None if self.truth is None else pseudo_labels(module.framework)
-        if found is None or self.truth is None:
-            return {}
-        used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
-        rates = mtpr_mtnr(used_N, self.truth)
-        metrics = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
-        return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
-    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None for a method without clusters or
-    before the first clustering."""
-    clusters = next((part for part in framework.modules() if isinstance(part, ClusterLabels)), None)
-    if clusters is None or not bool(clusters.refreshed):
-        return None
-    owners = (part for part in framework.modules() if not isinstance(part, ClusterLabels))
-    labels = (getattr(part, "labels", None) for part in owners)  # those of an oracle are (N,) and the true labels
-    used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
-    return used, clusters.labels
-
-
-def accepted_labels(framework: Framework) -> Tensor | None:
-    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the sample is alone; None for a method
-    without clusters or before the first clustering."""
-    found = pseudo_labels(framework)
-    if found is not None:
-        used_N, clusters_N = (levels_LN[0] for levels_LN in found)
-        labels_N = used_N.where(used_N == clusters_N, -1)
-    else:
-        tree = next((part for part in framework.modules() if isinstance(part, Hierarchy)), None)
-        if tree is None or tree.levels < 2:
-            return None
-        labels_N = tree.labels[1]
-    _, group_N, size = torch.unique(labels_N, return_inverse=True, return_counts=True)
-    return labels_N.where(size[group_N] > 1, -1)
 
 
 class Knn:
@@ -176,6 +122,57 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
     if len(ids) <= limit:
         return ids
     return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]
+
+
+class ClusterQuality:
+    """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the training labels.
+
+    Only the first level is measured, whose number of clusters is named first. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
+    sample that was not accepted is alone. `nmi` uses the clusters of all samples. Nothing is measured without labels, for methods that do
+    not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
+    """
+
+    def __init__(self, data: ImageData, normaliser: Normaliser = "arithmetic") -> None:
+        self.normaliser = normaliser
+        labels = None if data.labels is None else data.labels[: data.num_train]
+        self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        found = None if self.truth is None else pseudo_labels(module.framework)
+        if found is None or self.truth is None:
+            return {}
+        used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
+        rates = mtpr_mtnr(used_N, self.truth)
+        metrics = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
+    """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None for a method without clusters or
+    before the first clustering."""
+    clusters = next((part for part in framework.modules() if isinstance(part, ClusterLabels)), None)
+    if clusters is None or not bool(clusters.refreshed):
+        return None
+    owners = (part for part in framework.modules() if not isinstance(part, ClusterLabels))
+    labels = (getattr(part, "labels", None) for part in owners)  # those of an oracle are (N,) and the true labels
+    used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
+    return used, clusters.labels
+
+
+def accepted_labels(framework: Framework) -> Tensor | None:
+    """(N,) pseudo-labels of the first level that groups samples, −1 where none was accepted or the sample is alone; None for a method
+    without clusters or before the first clustering."""
+    found = pseudo_labels(framework)
+    if found is not None:
+        used_N, clusters_N = (levels_LN[0] for levels_LN in found)
+        labels_N = used_N.where(used_N == clusters_N, -1)
+    else:
+        tree = next((part for part in framework.modules() if isinstance(part, Hierarchy)), None)
+        if tree is None or tree.levels < 2:
+            return None
+        labels_N = tree.labels[1]
+    _, group_N, size = torch.unique(labels_N, return_inverse=True, return_counts=True)
+    return labels_N.where(size[group_N] > 1, -1)
 
 
 SAMPLES = "kinfolk.samples"
