@@ -40,7 +40,7 @@ def test_features_that_span_nothing_still_make_a_map(features: np.ndarray) -> No
     points, name = project(features.astype(np.float32), seed=0)
     assert name == "PCA"
     assert points.shape == (len(features), 2)
-    assert np.isfinite(points).all()
+    assert np.abs(points).max() < 1e-5, "all in one place"
 
 
 def test_features_must_be_finite() -> None:

@@ -19,6 +19,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.training.module import NonFiniteLossError, _buffers_outside_norms, _crashes_channels_last
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
+from tests.faults.inject import differences
 from tests.training.small import SMALL
 
 
@@ -225,10 +226,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert f"Sample ids of the batch: {', '.join(map(str, calls[3]))}" in str(caught.value)
     state = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert state["kinfolk"]["step"] == 2
-    assert all(torch.isfinite(value).all() for value in state["state_dict"].values())
     monkeypatch.setattr(BatchFramework, "forward", forward)
     run = train(out=tmp_path / "run", resume=True, progress=False)
-    assert [row["step"] for row in run.epochs()] == [2, 4, 6]
+    assert differences(run.path, tiny(images, tmp_path / "undisturbed", method="sogclr", epochs=3).path) == []
 
 
 def test_accumulation_steps_less_and_says_that_it_adds_no_negatives(images: Path, tmp_path: Path) -> None:
