@@ -9,22 +9,14 @@ from torch import Tensor, nn
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import embed, evaluating
 from kinfolk.errors import KinfolkError
+from tests.data.images import PixelData
 
 
-class Images:
-    """Stands for the prepared data: random pixels."""
+class Images(PixelData):
+    """Random pixels."""
 
     def __init__(self, count: int) -> None:
-        self.all = torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def pixels(self, ids: Tensor) -> Tensor:
-        return self.all[ids]
-
-    def aspect(self, ids: Tensor) -> Tensor:
-        return torch.ones(len(ids))
+        super().__init__(torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
 
 
 class Encoder(nn.Module):

@@ -14,26 +14,18 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.finetune import finetune, tuning
 from kinfolk.models import build_encoder
+from tests.data.images import PixelData
 
 VIEWS = Views("plain", 8, scale=(0.8, 1.0))
 
 
-class Images:
-    """Stands for the prepared data: bright and dark images, in turn."""
+class Images(PixelData):
+    """Bright and dark images, in turn."""
 
     def __init__(self, count: int, classes: int = 2) -> None:
         self.labels = torch.arange(count) % classes
         noise = torch.randint(0, 60, (count, 8, 8, 3), generator=torch.Generator().manual_seed(0))
-        self.all = (noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8)
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def pixels(self, ids: Tensor) -> Tensor:
-        return self.all[ids]
-
-    def aspect(self, ids: Tensor) -> Tensor:
-        return torch.ones(len(ids))
+        super().__init__((noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8))
 
     def part(self, *where: int) -> tuple[Tensor, Tensor]:
         ids = torch.arange(*where)

@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 
 from kinfolk.report import write_report
-from tests.report.browser import Opened, launched, open_page
+from tests.report.browser import Opened, open_page
 from tests.report.synthetic import add_snapshots, all_features, images, make_run, method
 
 CARDS = "#cards .card"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

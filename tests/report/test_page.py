@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ from kinfolk.report import write_report
 from kinfolk.report.html import script_json
 from kinfolk.training.load_run import OpenedRun, open_run
 from kinfolk.training.train import train
-from tests.report.browser import Opened, launched, open_page
+from tests.report.browser import Opened, open_page
 from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, all_features, images, make_run, method
 from tests.training.small import SMALL
 
 CURVES = ("loss", "knn", "flagged", "detection", "anchor_detection", "clusters", "similarity", "lr", "speed", "cost")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
