@@ -142,7 +142,8 @@ def _anchors(audit: Audit) -> Ints:
         wrong = first[(one >= 0) & (other >= 0) & (one != other)]
         chosen = np.concatenate([chosen, wrong["anchor"][np.argsort(-wrong["similarity"], kind="stable")][:WRONG]])
     chosen = np.unique(chosen)
-    return chosen[torch.randperm(len(chosen), generator=draw).numpy()].astype(np.int64)
+    shuffled: Ints = chosen[torch.randperm(len(chosen), generator=draw).numpy()].astype(np.int64)
+    return shuffled
 
 
 def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def with_known(
     known_ids, known_MF = known
     place = np.searchsorted(known_ids, ids).clip(max=len(known_ids) - 1)
     missing = known_ids[place] != ids
-    features_NF = known_MF[place]
+    features_NF: NDArray[np.float32] = known_MF[place]
     if missing.any():
         features_NF[missing] = compute(ids[missing])
     return features_NF
