@@ -9,7 +9,7 @@ import pytest
 
 import kinfolk as kf
 from kinfolk.auditing.verdict import estimated_precision, verdict
-from tests.auditing.test_audit import clustered
+from tests.auditing.test_run_audit import clustered
 
 
 def test_many_false_negatives_and_right_flags_are_eliminated() -> None:

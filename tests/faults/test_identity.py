@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
 SETTINGS = {**TINY, "detector.alpha": 0.1, "snapshots.epochs": 0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def interrupted(data: Path, out: Path) -> Run:

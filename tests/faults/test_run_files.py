@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,6 @@ from tests.faults.methods import TINY
 
 SETTINGS = {**TINY, "snapshots.epochs": 0}
 FILES = ("config.yaml", "samples.parquet", "quarantine.csv", "metrics.jsonl", "model.safetensors", "model.json", "checkpoints/last.ckpt")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.training import launch as ranks
+from kinfolk.training import launch
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.launch import global_rank
 from kinfolk.training.run_folder import Run
 from tests.training.children import OTHERS, run_ranks
-from tests.training.test_resume import assert_same
+from tests.training.small import assert_same
 
 
 @pytest.mark.parametrize("more", [{}, OTHERS["moco"]], ids=["sogclr+glofnd", "moco+glofnd"])
@@ -31,54 +27,30 @@ def test_two_ranks_interrupted_and_resumed_are_the_same(tmp_path: Path, more: di
     assert len(whole.epochs()) == 3, "only rank zero writes"
 
 
-def test_lightning_launches_the_other_rank(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import torch
-            torch.set_num_threads(1)
-            from pathlib import Path
-            from kinfolk.training.train import train
-            from tests.training.children import training
-
-            run = train(**training(Path("run"), epochs=1, settings={"trainer.devices": 2}, progress=True))
-            Path(f"ended as rank {run.rank}").touch()
-            """
-        )
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "error"}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.glob("ended *")) == ["ended as rank 0", "ended as rank 1"]
-    assert done.stderr.count("epoch 1/1") == 1
-    assert len(Run(tmp_path / "run").epochs()) == 1
-
-
 def test_the_others_wait_for_rank_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status_file = tmp_path / ".launch"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     with pytest.raises(KinfolkError, match="rank zero has not written"):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
-    ranks.mark_ready(status_file)
-    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)
+    launch.mark_ready(status_file)
+    launch.wait_for_rank_zero(status_file, first_sign=0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
     with pytest.raises(KinfolkError):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)  # the status_file of an earlier launch does not count
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)  # the status_file of an earlier launch does not count
 
 
 def test_machines_that_a_person_starts_meet_at_their_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status_file = tmp_path / ".launch"
-    for name in (ranks.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+    for name in (launch.LAUNCH, "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    ranks.mark_ready(status_file)
+    launch.mark_ready(status_file)
     monkeypatch.setenv("NODE_RANK", "1")
-    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
-    monkeypatch.setenv(ranks.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
+    launch.wait_for_rank_zero(status_file, first_sign=0.2)
+    monkeypatch.setenv(launch.LAUNCH, "another")  # a process that rank zero has started goes by the name it was given
     with pytest.raises(KinfolkError):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)
 
 
 @pytest.mark.parametrize(
