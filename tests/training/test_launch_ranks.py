@@ -88,20 +88,20 @@ def named_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_killed_launch_of_the_same_name_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was killed half a minute ago, so its files are still there."""
     status_file = tmp_path / ".launch"
-    monkeypatch.setattr(ranks, "_pid_file", lambda: tmp_path / "pid")
+    monkeypatch.setattr(launch, "_pid_file", lambda: tmp_path / "pid")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with monkeypatch.context() as earlier:
         earlier.setattr(os, "getpid", lambda: gone.pid)
-        ranks.register_rank_zero(0, several=True)
-        ranks.mark_ready(status_file)
-    before = ranks._process_start() - 30
+        launch.register_rank_zero(0, several=True)
+        launch.mark_ready(status_file)
+    before = launch._process_start() - 30
     for path in (status_file, tmp_path / "pid"):
         os.utime(path, (before, before))
     with pytest.raises(KinfolkError, match="rank zero has not written"):
-        ranks.wait_for_rank_zero(status_file, first_sign=0.2)
-    ranks.mark_ready(status_file)  # the new rank zero
-    ranks.wait_for_rank_zero(status_file, first_sign=0.2)
+        launch.wait_for_rank_zero(status_file, first_sign=0.2)
+    launch.mark_ready(status_file)  # the new rank zero
+    launch.wait_for_rank_zero(status_file, first_sign=0.2)
 
 
 def test_the_start_of_a_process_is_known() -> None:
@@ -112,7 +112,7 @@ def test_the_start_of_a_process_is_known() -> None:
 
 def lost(terminated: bool) -> None:
     """A collective fails because another rank has ended; torchrun's SIGTERM arrives while Lightning cleans up."""
-    with pytest.raises(ranks.RankLeftError, match="another process of this training has ended.*; all is saved"), as_if_training():
+    with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"), as_if_training():
         try:
             raise RuntimeError("[gloo] Connection closed by peer")
         finally:
@@ -122,7 +122,7 @@ def lost(terminated: bool) -> None:
 
 
 def as_if_training() -> Any:
-    return ranks.explain_lost_ranks(lambda: "all is saved")
+    return launch.explain_lost_ranks(lambda: "all is saved")
 
 
 def finished() -> None:

@@ -106,7 +106,7 @@ class PatchFeatures(nn.Module):
         return made
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([(self._counts(part) - self.centre) @ self.projection for part in images.float().split(_IMAGES_AT_A_TIME)])
+        return torch.cat([(self._counts(part) - self.centre) @ self.projection for part in torch.split(images.float(), _IMAGES_AT_A_TIME)])
 
     def _counts(self, images_BCSS: Tensor) -> Tensor:
         """(B, Q): how much of each quarter of the image is like each typical patch."""

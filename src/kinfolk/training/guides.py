@@ -76,7 +76,7 @@ def patch_features(data: ImageData) -> Tensor:
     views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))  # one scale for all channels: patches keep their colour
     step = max(1, data.num_train // PATCHES_IMAGES)
     ids = torch.arange(0, data.num_train, step)[:PATCHES_IMAGES]
-    made = PatchFeatures.fit(torch.cat([views.evaluate(data.pixels(part), data.aspect(part)) for part in ids.split(512)]))
+    made = PatchFeatures.fit(torch.cat([views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)]))
     return _embedded(made, views, data)
 
 
