@@ -24,7 +24,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from kinfolk import distributed
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import InterruptedRunError, KinfolkError
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
@@ -73,18 +73,6 @@ AGREE_EVERY = 10
 """Steps between two agreements of several GPUs on what to do: each is a collective for which the host waits."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class InterruptedRunError(KinfolkError):
-    """A signal has ended the training before its last epoch; it can be resumed from its last checkpoint.
-
-    Args:
-        signal: the number of the signal.
-    """
-
-    def __init__(self, message: str, signal: int = signal.SIGTERM) -> None:
-        super().__init__(message)
-        self.signal = int(signal)
 
 
 class CheckpointSaver(pl.Callback):
