@@ -65,7 +65,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18; resnet10 for small images on a CPU.[/]",
+            help="resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18, on a CPU resnet10.[/]",
             rich_help_panel=TRAINING,
         ),
     ] = None,
