@@ -20,7 +20,7 @@ EPILOG = examples(
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
     "kinfolk audit runs/photos --out audit/",
     "kinfolk audit sentences.csv --texts sentences.txt",
-    "kinfolk train --data photos/ --out runs/clean --method simclr+known --known-kin audit/pairs.parquet",
+    "kinfolk audit photos/ --encoder timm/resnet50",
 )
 ADVISE_EPILOG = examples(
     "kinfolk advise photos/", "kinfolk advise photos/ --guide timm/resnet50", "kinfolk advise photos/ --guide runs/first"
@@ -40,7 +40,12 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Repl
 Epochs = Annotated[
     int | None,
     typer.Option(
-        "--epochs", metavar="N", min=1, help="Epochs of the short training. [dim]Default: by the number of images.[/]", show_default=False
+        "--epochs",
+        metavar="N",
+        min=1,
+        help="Epochs of the short training. [dim]Default: by the number of images.[/]",
+        rich_help_panel=RUNNING,
+        show_default=False,
     ),
 ]
 
