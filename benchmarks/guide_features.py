@@ -7,8 +7,10 @@
 
 Writes `guides/cifar10-8000.npy` (float16, one row for each training image, in their order) and `guides/cifar10-guide-80.parquet` (columns
 `anchor` and `kin`, for `kinfolk train --known-kin`). With `--features`, such as those that `kinfolk embed` writes for a run, nothing is
-embedded and the pairs are `guides/gtsrb-own-100.parquet`; rows after those of the training images are left out. With `--patches` the
-features are those of `kinfolk train --guide patches`, made from the training images alone: `guides/gtsrb-patches.npy`, computed once for all runs.
+embedded and the pairs are `guides/gtsrb-own-100.parquet`; rows after those of the training images are left out.
+
+With `--patches` the features are those of `kinfolk train --guide patches`, made from the training images alone and computed once for all
+runs: `guides/gtsrb-patches.npy`.
 
 The model is EfficientNet-Lite0, trained on ImageNet with labels: what it brings is knowledge from outside, and is to be counted apart from
 methods that learn from the images alone. About 80 images a second on one core.

@@ -25,7 +25,7 @@ from torch import nn
 
 from kinfolk import distributed
 from kinfolk.data.transfer import HostCopy
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import InterruptedRunError, KinfolkError
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
@@ -74,18 +74,6 @@ AGREE_EVERY, AGREE_SECONDS = 10, 5.0
 """Several GPUs agree on what to do after so many steps or seconds, whichever is less: each agreement is a collective."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class InterruptedRunError(KinfolkError):
-    """A signal has ended the training before its last epoch; it can be resumed from its last checkpoint.
-
-    Args:
-        signal: the number of the signal.
-    """
-
-    def __init__(self, message: str, signal: int = signal.SIGTERM) -> None:
-        super().__init__(message)
-        self.signal = int(signal)
 
 
 class CheckpointSaver(pl.Callback):
