@@ -97,7 +97,7 @@ SIGNAL = 17
 
 def agreed(rank: int, seconds: float) -> tuple[int, int, int]:
     """The step after which the rank knows that all stop, the waits of its host, and the collectives. Steps of rank one take so long."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     with pytest.MonkeyPatch.context() as patch, pretended() as waiting, collectives(device_only=True) as log:
         patch.setattr(checkpoint, "time", clock)
         agreement, step = checkpoint.Agreement(), 0

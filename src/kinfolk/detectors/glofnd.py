@@ -181,7 +181,7 @@ class GloFND(Detector):
             level_b = torch.where(state_bF[:, 4] == 0, first_b, state_bF[:, 0])
             noted: tuple[Tensor, ...] = (*thresholds.above(sim_bM, n_b, level_b), mean_b, spread_b)
         else:
-            noted = thresholds.above(sim_bM, n_b, state_bF[:, 0])
+            noted = (*thresholds.above(sim_bM, n_b, state_bF[:, 0]),)
             if self.rule.init == "quantile":
                 fresh = state_bF[:, 1] == 0
                 noted = (*noted, _own_quantile(block, alpha, fresh).to(state_bF.dtype).masked_fill(n_b == 0, torch.nan))
