@@ -6,6 +6,7 @@ The Lightning trainer of a run: strategy, loggers, and callbacks in the order in
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -220,7 +221,7 @@ def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
     if name == "wandb":
         from lightning.pytorch.loggers import WandbLogger
 
-        logger = WandbLogger(name=run.path.name, save_dir=run.path, project="kinfolk")
+        logger = WandbLogger(name=run.path.name, save_dir=run.path, project=os.environ.get("WANDB_PROJECT", "kinfolk"))
     else:
         from lightning.pytorch.loggers import MLFlowLogger
 
