@@ -183,7 +183,7 @@ def _amount(audit: Audit, share: float) -> str:
     (line,) = batch_lines(kin_shares(audit.labels, audit.suggested_alpha), max(len(audit), BATCH), (BATCH,))
     size = "few" if share < FEW else "many" if share >= MANY else "a moderate number"
     closest = min(REFERENCES, key=lambda each: abs(math.log(max(share, 1e-9) / each[1])))[0]
-    basis = "estimated from the similarities" if math.isnan(audit.kin_share) else "by the labels"
+    basis = "a rough estimate from the similarities" if math.isnan(audit.kin_share) else "by the labels"
     others = ", ".join(f"{name} {value:.1%}" for name, value in REFERENCES)
     return (
         f"In a batch of {BATCH} each anchor has {line.per_anchor:.1f} false negatives among {line.negatives} negatives "
@@ -220,10 +220,10 @@ def _advice(action: Action, origin: Provenance, alpha: float, precision: float, 
     if action == "none":
         return "Advice: train without a detector. So few false negatives leave little to gain; the study has no data set with so few."
     if action == "attract":
-        right = f", of which {precision:.0%} are right" if measured else ""
-        whose = "" if origin.encoder is not None else " if these features come from a model that was not trained on these images"
+        if_outside = "" if origin.encoder is not None else "if these features come from a model that was not trained on these images, "
+        right = f" ({precision:.0%} of these pairs are right)" if measured else ""
         return (
-            f"Advice: attract the nearest {alpha:.2g} of the samples by these features{right}{whose}. Attracting the pairs of another "
+            f"Advice: {if_outside}attract the nearest {100 * alpha:.2g}% of the samples{right}. Attracting the pairs of another "
             f"model gained up to {_gains('another model', 'attract')} (kNN). Only 13% to 47% of them were right; more pairs gained more."
         )
     why = (
