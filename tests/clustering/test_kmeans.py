@@ -140,7 +140,7 @@ def take_turns() -> None:
     for _ in range(3):
         kmeans(x, 50, seed=0, iterations=3)
         weights = torch.randn(512, 512, requires_grad=True)
-        (weights @ weights).softmax(1).sum().backward()
+        (weights @ weights).softmax(1).sum().backward()  # type: ignore[no-untyped-call]
     assert torch.get_num_threads() == 2
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparing.runs import DISTANCES, TRAINING_METRICS, SECONDS, One
+from kinfolk.comparing.runs import DISTANCES, SECONDS, TRAINING_METRICS, One
 from kinfolk.comparing.statistics import LEVEL, base_of, counterpart, gap_closed, holm, interval, oracle_of, p_value
 from kinfolk.errors import UsageError, csv_text
 from kinfolk.files import write_text
