@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import InterruptedRunError, KinfolkError
 from kinfolk.models.weights import meta_of
-from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError, read_checkpoint
+from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
 from kinfolk.training.run_folder import Run

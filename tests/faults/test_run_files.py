@@ -16,10 +16,10 @@ import torch
 from kinfolk.cli import main
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import write_atomically
 from kinfolk.report.run_summary import read_record
-from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError, read_checkpoint
+from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint
 from kinfolk.training.load_run import open_run
 from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.run_folder import Run

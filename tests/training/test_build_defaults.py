@@ -35,7 +35,7 @@ def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str =
     [
         (8, "cpu", ("resnet10", "cifar", 16)),
         (32, "cpu", ("resnet10", "cifar", 32)),
-        (500, "cpu", ("resnet18", "imagenet", 64)),
+        (500, "cpu", ("resnet10", "imagenet", 64)),
         (32, "cuda", ("resnet18", "cifar", 32)),
         (64, "cuda", ("resnet18", "cifar", 64)),
         (500, "cuda", ("resnet18", "imagenet", 224)),
@@ -44,6 +44,11 @@ def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str =
 def test_encoder_and_size_fit_images_and_device(side: int, accelerator: str, expected: tuple[str, str, int]) -> None:
     config = fitted(side, accelerator=accelerator)
     assert (config.model.name, config.model.stem, config.views.size) == expected
+
+
+def test_photos_on_a_cpu_get_a_wider_resnet10_unless_the_width_is_given() -> None:
+    assert [fitted(500).model.width, fitted(32).model.width, fitted(500, {"model.width": 8}).model.width] == [32, None, 8]
+    assert fitted(500, accelerator="cuda").model.width is None
 
 
 def test_what_is_given_stays() -> None:

@@ -105,3 +105,13 @@ def test_training_by_a_model_of_timm_from_the_command_line(tmp_path: Path, timm:
     assert "features: timm/colours" in (tmp_path / "run" / "config.yaml").read_text()
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["flagged"] == pytest.approx(0.2, abs=0.1)
+
+
+def test_patches_are_features_of_the_images_alone() -> None:
+    data = images(40)
+    features_NF = guide_features("patches", data)
+    assert features_NF.dtype == torch.float16
+    assert len(features_NF) == data.num_train
+    torch.testing.assert_close(features_NF.float().norm(dim=1), torch.ones(data.num_train), rtol=1e-2, atol=1e-2)
+    same = images(40)
+    assert torch.equal(guide_features("patches", same), features_NF)

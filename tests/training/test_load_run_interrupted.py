@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import kinfolk as kf
-from kinfolk.errors import KinfolkWarning
-from kinfolk.training.checkpoint import STOP, CheckpointSaver, InterruptedRunError
+from kinfolk.errors import InterruptedRunError, KinfolkWarning
+from kinfolk.training.checkpoint import STOP, CheckpointSaver
 from kinfolk.training.train import train
 from tests.training.small import BARE
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import InterruptedRunError, KinfolkError, UsageError
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.models.weights import load_encoder
-from kinfolk.training.checkpoint import InterruptedRunError, read_checkpoint
+from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.module import NonFiniteLossError, _buffers_outside_norms, _crashes_channels_last
 from kinfolk.training.run_folder import Run

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import Ints
-from kinfolk.auditing.verdict import verdict
+from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
 from kinfolk.data.decode import RefusedError, decode
 from kinfolk.errors import KinfolkError
 from kinfolk.report import html
@@ -215,12 +215,9 @@ def write_page(
     audit: Audit,
     path: Path,
     images: ImageData | Thumbnails | None = None,
-    *,
-    out: Path | str = "audit",
-    data: str | None = None,
-    encoder: str | None = None,
+    origin: Provenance = UNKNOWN,
 ) -> None:
-    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the other arguments."""
+    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the arguments."""
     ids, shown = gallery(audit)
     sheet = sprites(ids, images)
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
@@ -234,8 +231,8 @@ def write_page(
         title="Audit",
         sections=[*sections, ("batches", "Batches")],
         sheet=None if sheet is None else sheet.uri,
-        lead=lead(audit, encoder),
-        verdict=verdict(audit, out=out, data=data),
+        lead=lead(audit, origin.encoder),
+        verdict=verdict(audit, origin),
         tiles=tiles(audit),
         panels=panels,
         batches=audit.batches,
