@@ -52,7 +52,7 @@ SECONDS = "seconds"
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Figures by name: results of protocols (`linear`, `semi 10 %`, …), those of `TRAINING_METRICS`, and the median seconds of an epoch."""
+    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS`, and the median seconds of an epoch."""
     last = record.epochs[-1] if record.epochs else {}
     found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
     for result in record.results:

@@ -39,7 +39,7 @@ from kinfolk.training.config import TrainConfig, parse_settings
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.guides import PATCHES, guide_features
 from kinfolk.training.launch import resolve_trainer
-from kinfolk.training.optimizers import build_optimizer, build_scheduler, move_to_own_group, scaled_lr
+from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, move_to_own_group, scaled_lr
 from kinfolk.training.run_folder import Run, num_processes
 from kinfolk.training.settings import checked_arguments, flat, load_recipe, recipe_path, with_method, written_arguments
 
@@ -364,7 +364,8 @@ def build_optimizers(config: TrainConfig, framework: Framework, num_batches: int
         move_to_own_group(optimizer, own.parameters, own.lr)
     factors = [own.factor for own in framework.own_rates]
     assert len(optimizer.param_groups) == scheduled + len(factors)
-    scheduler = build_scheduler(optimizer, config.epochs * steps, warmup, chosen.schedule, milestones, chosen.factor, others=factors)
+    schedule = (config.epochs * steps, warmup, chosen.schedule, milestones, chosen.factor)
+    scheduler = build_scheduler(optimizer, lambda step: lr_factor(step, *schedule), others=factors)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
