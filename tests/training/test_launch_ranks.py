@@ -112,12 +112,17 @@ def test_the_start_of_a_process_is_known() -> None:
 
 def lost(terminated: bool) -> None:
     """A collective fails because another rank has ended; torchrun's SIGTERM arrives while Lightning cleans up."""
-    with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"), as_if_training():
-        try:
-            raise RuntimeError("[gloo] Connection closed by peer")
-        finally:
-            if terminated:
-                os.kill(os.getpid(), signal.SIGTERM)
+
+    def training() -> None:
+        with as_if_training():
+            try:
+                raise RuntimeError("[gloo] Connection closed by peer")
+            finally:
+                if terminated:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"):
+        training()
     os.kill(os.getpid(), signal.SIGTERM)  # and once more, while the message is printed
 
 
