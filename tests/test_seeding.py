@@ -1,12 +1,11 @@
-from __future__ import annotations
+"""A generator is a function of seed and key, in every process and version."""
 
-import subprocess
-import sys
+from __future__ import annotations
 
 import pytest
 import torch
 
-from kinfolk.seeding import derive_seed, generator
+from kinfolk.seeding import counted, derive_seed, generator
 
 
 def test_same_key_same_stream() -> None:
@@ -33,18 +32,18 @@ def test_every_part_of_the_key_matters() -> None:
 
 
 def test_the_value_is_pinned() -> None:
-    """Changing this breaks the exact resume of every stored run."""
+    """Changing this breaks the exact resume of every stored run. Strings have other hashes in every process, and the value is the same."""
     assert derive_seed(0, "views", 1) == 5978069794869003889
     assert 0 <= derive_seed(-5, "x") < 2**63
-
-
-def test_stable_across_processes() -> None:
-    code = "from kinfolk.seeding import derive_seed; print(derive_seed(3, 'shuffle', 2))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"})
-    assert int(out.stdout) == derive_seed(3, "shuffle", 2)
 
 
 @pytest.mark.parametrize("part", [1.5, None, True])
 def test_unstable_parts_are_refused(part: object) -> None:
     with pytest.raises(TypeError, match="only int and str"):
         generator(0, part)  # type: ignore[arg-type]
+
+
+def test_every_step_has_its_own_stream_which_is_pinned() -> None:
+    """Changing this breaks the exact resume of every stored run with draws from a bank, of keys or of partners."""
+    first = [int(torch.randint(1 << 30, (), generator=counted(1 << 61, count))) for count in range(3)]
+    assert first == [398764591, 1061650667, 794921487]

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("curves", Path(__file__).parents[2] / "benchmarks" / "curves.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.benchmarks.loading import load
 
 
 def test_a_line_for_each_run_in_the_panel_of_its_method(tmp_path: Path) -> None:
-    curves = load()
+    curves = load("curves")
     for run, shift in (("simclr_temperature_0.1-0", 0.0), ("simclr_temperature_0.5-0", 0.1), ("spcl+fnc-3", 0.2)):
         rows: list[dict[str, float]] = [{"epoch": 1, "loss": 3.0}, {"epoch": 2, "loss": 2.0, "tp_similarity": 0.5 + shift}]
         (tmp_path / run).mkdir()

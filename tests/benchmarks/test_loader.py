@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.loading import load
 
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("loader_benchmark", ROOT / "benchmarks" / "loader.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["loader_benchmark"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-benchmark = load()
+benchmark = load("loader")
 
 
 def test_an_epoch_is_streamed_and_its_memory_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +13,13 @@ from torch import Tensor, nn
 import kinfolk as kf
 from kinfolk.clustering.labels import ClusterLabels
 from kinfolk.stores import Bank, Queue
+from tests.benchmarks.loading import load
 
 ROOT = Path(__file__).parents[2]
 RANKS, LOCAL, SAMPLES = 2, 8, 1000
 
 
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("scale", ROOT / "benchmarks" / "scale.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["scale"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-scale = load()
+scale = load("scale")
 
 
 def held(module: nn.Module) -> int:

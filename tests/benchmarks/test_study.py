@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -17,21 +16,10 @@ import yaml
 
 from kinfolk.data.text import train_tokenizer
 from kinfolk.training.build import assemble, build_framework, learns_from_text
+from tests.benchmarks.loading import BENCHMARKS, load
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = sorted((BENCHMARKS / "studies").glob("*.yaml"))
 TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
-
-
-def load(name: str) -> Any:
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 study, study_figures = load("study"), load("study_figures")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from kinfolk.data import text
 from kinfolk.data.text import Tokenizer, read_tokenizer, train_tokenizer
 from kinfolk.errors import KinfolkError, UsageError
+from tests.ranks import spawn
 
 CAPTIONS = [f"a {colour} {thing} on the {place}" for colour in ("red", "blue") for thing in ("dog", "ball") for place in ("grass", "beach")]
 
@@ -56,14 +55,14 @@ def test_composed_and_decomposed_are_the_same(trained: Tokenizer) -> None:
     assert torch.equal(a, b)
 
 
+def train_and_save(_: int, path: str) -> None:
+    train_tokenizer(CAPTIONS, vocab_size=300, context=12).save(Path(path))
+
+
 def test_the_same_captions_give_the_same_file(trained: Tokenizer, tmp_path: Path) -> None:
-    """Also in another process with other hashes, whatever the order of threads."""
+    """Also in another process, where strings have other hashes, whatever the order of threads."""
     trained.save(tmp_path / "one.json")
-    code = (
-        "from kinfolk.data.text import train_tokenizer\n"
-        f"train_tokenizer({CAPTIONS!r}, vocab_size=300, context=12).save({str(tmp_path / 'two.json')!r})"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    spawn(train_and_save, (str(tmp_path / "two.json"),))
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
 
 

@@ -63,7 +63,7 @@ ASKED: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", FILES)
-def test_missing_and_binary_files_are_told_in_a_sentence(stopped: Path, tmp_path: Path, asked: str, name: str) -> None:
+def test_missing_and_binary_files_are_reported_in_a_sentence(stopped: Path, tmp_path: Path, asked: str, name: str) -> None:
     for fault in ("missing", "binary", "folder"):
         run = tmp_path / fault
         shutil.copytree(stopped, run)
@@ -89,7 +89,7 @@ def _refusal(ask: Callable[[Path], object], run: Path) -> str:
 
 
 @pytest.mark.parametrize("room", [0, 200, 5_000, 60_000, 200_000])
-def test_a_full_disk_is_told_and_a_resumed_run_ends_the_same(stopped: Path, images: Path, tmp_path: Path, room: int) -> None:
+def test_a_full_disk_is_reported_and_a_resumed_run_ends_the_same(stopped: Path, images: Path, tmp_path: Path, room: int) -> None:
     run = Run(tmp_path / "run")
     with full_disk(room), pytest.raises(KinfolkError, match=r"cannot be written: the disk is full; make room; what was there"):
         begin(images, run.path)

@@ -178,6 +178,6 @@ def missing_data(out: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
-def test_ranks_that_do_not_look_at_the_data_hear_that_it_is_missing(tmp_path: Path, launcher: str) -> None:
+def test_ranks_that_do_not_read_the_data_report_that_it_is_missing(tmp_path: Path, launcher: str) -> None:
     calls = [(missing_data, (str(tmp_path / "run"),), environment) for environment in as_ranks(2, launcher)]
     assert in_children(calls, patience=60) == [1, 1]

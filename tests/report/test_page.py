@@ -74,7 +74,7 @@ def hover(page: Any, sample: int) -> None:
     page.wait_for_selector("#map .tip:not([hidden])")
 
 
-def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None:
+def test_hovering_shows_image_label_and_name(browser: Any, full: Path) -> None:
     opened = open_page(browser, full)
     hover(opened.page, 5)
     tip = opened.page.locator("#map .tip")

@@ -167,7 +167,7 @@ def test_the_embedding_has_a_bar_of_its_own_while_it_lasts(tmp_path: Path) -> No
     bar.on_train_end(trainer, module)
 
 
-def test_a_training_that_diverged_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_diverged_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh, "embed_in_parts", lambda framework, data, *others, **options: torch.full((data.num_train, 16), torch.nan))
     with pytest.raises(ValueError, match="the features of sample 0 are not finite"):
         train(**training(tmp_path / "run", **CLUSTERED))

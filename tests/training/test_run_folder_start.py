@@ -163,7 +163,7 @@ def test_a_part_of_the_test_samples_is_drawn_from_all_classes() -> None:
     assert len(set(data.labels[queries].tolist())) > 1
 
 
-def test_copies_of_a_picture_are_no_neighbours_of_each_other() -> None:
+def test_copies_of_an_image_are_no_neighbours_of_each_other() -> None:
     x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8).repeat(5, 0)
     data = prepare(open_source({"train": Pairs(x, np.arange(20) % 3)}), image_size=8)
     bank, queries = _parts(data, TEST_SPLITS, 100, seed=0)
