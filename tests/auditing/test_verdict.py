@@ -12,7 +12,7 @@ import kinfolk as kf
 from kinfolk.auditing import verdict as rules
 from kinfolk.auditing.verdict import STUDY, Measured, Provenance, recommend, standing_out, verdict
 from kinfolk.frameworks.registry import parse
-from tests.auditing.test_audit import clustered
+from tests.auditing.test_run_audit import clustered
 
 OWN = Provenance("photos/", encoder="the encoder of the run runs/x", own=True)
 RESULTS = Path(__file__).parents[2] / "docs" / "results.md"

@@ -19,6 +19,7 @@ from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings
 from kinfolk.training.train import train
 from kinfolk.training.trainer import ProgressBar, describe
+from tests.training.small import BARE
 
 
 def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str = "cpu") -> TrainConfig:
@@ -138,8 +139,7 @@ def test_one_logger_may_be_given_by_its_name() -> None:
 
 
 def test_a_finished_run_is_extended_or_left_alone(tmp_path: Path) -> None:
-    settings = {"model.width": 4, "head.out_size": 8, "views.preset": "mild", "knn.every": 0, "snapshots.epochs": 0}
-    run = train("digits", tmp_path / "run", epochs=1, batch_size=512, settings=settings, progress=False)
+    run = train("digits", tmp_path / "run", epochs=1, batch_size=512, settings=BARE, progress=False)
     before = run.checkpoint.stat().st_mtime_ns
     assert train(out=run.path, resume=True, progress=False) == Run(run.path, unchanged=True)
     assert run.checkpoint.stat().st_mtime_ns == before

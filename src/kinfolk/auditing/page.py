@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import Ints
@@ -25,6 +26,7 @@ from kinfolk.data.decode import RefusedError, decode
 from kinfolk.errors import KinfolkError
 from kinfolk.report import html
 from kinfolk.report.curves import Panel, figure, histogram, line
+from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     from kinfolk.auditing.result import Audit
@@ -131,15 +133,17 @@ def _doubt(audit: Audit, row: Any) -> str:
 
 def _anchors(audit: Audit) -> Ints:
     """Random anchors and, with labels, anchors whose closest kin has another label; in random order."""
-    rng = np.random.default_rng(0)
+    draw = generator(0, "gallery")
     with_kin = np.unique(audit.pairs["anchor"])
-    chosen = rng.choice(with_kin, min(ANCHORS, len(with_kin)), replace=False)
+    chosen = with_kin[torch.randperm(len(with_kin), generator=draw)[:ANCHORS].numpy()]
     if audit.labels is not None:
         first = audit.pairs[audit.pairs["rank"] == 1]
         one, other = audit.labels[first["anchor"]], audit.labels[first["kin"]]
         wrong = first[(one >= 0) & (other >= 0) & (one != other)]
         chosen = np.concatenate([chosen, wrong["anchor"][np.argsort(-wrong["similarity"], kind="stable")][:WRONG]])
-    return rng.permutation(np.unique(chosen)).astype(np.int64)
+    chosen = np.unique(chosen)
+    shuffled: Ints = chosen[torch.randperm(len(chosen), generator=draw).numpy()].astype(np.int64)
+    return shuffled
 
 
 def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""`kinfolk compare` prints one table over runs and seeds.
-
-`kinfolk sweep`: trains combinations of methods, settings and seeds, and compares them.
-"""
+"""`kinfolk compare` prints one table over runs and seeds; `kinfolk sweep` trains combinations of methods, settings and seeds first."""
 
 from __future__ import annotations
 

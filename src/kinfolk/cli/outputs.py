@@ -1,9 +1,4 @@
-"""`kinfolk embed`: writes the features of the encoder, or embeddings of augmented views, to files.
-
-`kinfolk export` writes the encoder for other software.
-
-`kinfolk report` writes the page of a run.
-"""
+"""`kinfolk embed`, `kinfolk export` and `kinfolk report`: write features, the encoder for other software, and the page of a run."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME.",
+            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME, patches (from these images alone).",
             rich_help_panel=TRAINING,
             show_default=False,
         ),

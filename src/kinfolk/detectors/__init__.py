@@ -1,4 +1,4 @@
-"""Who is kin."""
+"""Detectors: which candidates are false negatives of each anchor."""
 
 from kinfolk.detectors.base import Detector, Found, StartAt
 from kinfolk.detectors.cave import Cave

@@ -19,9 +19,9 @@ from kinfolk.pairs import Block
 
 
 class Cave(Detector):
-    """Negatives are only the candidates of the anchor's own k-means cluster; nobody is kin.
+    """Negatives are only the candidates of the anchor's own k-means cluster; nothing is flagged.
 
-    An anchor whose cluster holds no other candidate keeps all its negatives. Before the first clustering everybody does.
+    An anchor whose cluster holds no other candidate keeps all its negatives. Before the first clustering all anchors do.
 
     Args:
         num_samples: N; ids are in [0, N).

@@ -1,4 +1,4 @@
-"""Hierarchy: the levels of RCL's online clustering say who is kin, and how nearly. Tang et al., ECCV 2022, section 4.3 and equation 9.
+"""Hierarchy: kin and their degrees follow from the levels of RCL's online clustering. Tang et al., ECCV 2022, section 4.3 and equation 9.
 
 Dimension key: R rows of a block, C candidates, H levels, N data set, B samples of a step, V views, D embedding.
 """
@@ -26,12 +26,12 @@ class Hierarchy(Detector):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step refines.
 
     For `reweight` the degree of kinship is the share of all H levels, level 1 among them, at which the two agree (P_c of equation 9): the
-    nearer, the less of a negative. Nobody is kin before the hierarchy starts.
+    nearer, the less of a negative. Nothing is flagged before the hierarchy starts.
 
     Args:
         num_samples: N.
         levels: H; level 1 is every sample its own.
-        level: at which level, counted from 1, a shared cluster means kin; None: the highest. At level 1 nobody is kin.
+        level: at which level, counted from 1, a shared cluster means kin; None: the highest. At level 1 nothing is flagged.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
         radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
         min_samples: of DBSCAN.

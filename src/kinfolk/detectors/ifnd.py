@@ -32,7 +32,7 @@ from kinfolk.detectors.shared_labels import same_label
 from kinfolk.kinship import Confidence as KeyConfidence
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import Collected
+from kinfolk.stores.per_sample import Collected, size_differs
 
 Source = Literal["pass", "bank"]
 USUAL_TEMPERATURE = 0.2
@@ -232,12 +232,9 @@ class IFND(Detector):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved, error_msgs = state_dict.get(f"{prefix}labels"), others[-1]
-        if saved is not None and saved.shape != self.labels.shape:
-            error_msgs.append(
-                f"`{prefix}labels` holds {saved.shape[0]} levels of {saved.shape[1]} samples, but there are {self.labels.shape[0]} of "
-                f"{self.labels.shape[1]}: use the same data set and numbers of clusters"
-            )
+        levels, num_samples = self.labels.shape
+        saved, advice = state_dict.get(f"{prefix}labels"), "use the same data set and numbers of clusters"
+        if size_differs(f"{prefix}labels", saved, others[-1], advice, levels=levels, num_samples=num_samples):
             return
         super()._load_from_state_dict(state_dict, prefix, *others)
         self._changed()

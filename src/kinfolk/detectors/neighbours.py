@@ -17,7 +17,7 @@ from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 
 USUAL_SIZE = 43
-"""Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million pictures."""
+"""Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million images."""
 
 
 class Neighbours(Detector):
@@ -25,8 +25,8 @@ class Neighbours(Detector):
 
         C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor
 
-    Candidates outside of B_i are dropped, kin or not; those at exactly the last similarity all stay. Before the first `refresh` nobody
-    is kin.
+    Candidates outside of B_i are dropped, kin or not; those at exactly the last similarity all stay. Before the first `refresh` nothing
+    is flagged.
 
     Args:
         num_samples: N.

@@ -110,7 +110,7 @@ def prototype_nce(anchors: Tensor, prototypes: Tensor, concentration: Tensor, la
     Args:
         anchors: (A, D) v, of any norm.
         prototypes: (K, D) c, of any norm, without gradient.
-        concentration: (K,) φ; 0 marks an empty cluster, which is nobody's negative.
+        concentration: (K,) φ; 0 marks an empty cluster, which is never a negative.
         labels: (A,) prototype of each anchor; below 0: none, the loss is 0.
         drawn: (M,) prototypes that stand in the sum beside the anchor's own; None: all.
 

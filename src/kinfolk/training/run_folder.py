@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -33,6 +33,10 @@ from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import describe_torn_lines, read_rows
 from kinfolk.training.settings import describe_settings, require_identity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
@@ -74,6 +78,8 @@ class Run:
         rank: the rank of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
         images: the images of the training, so that the report does not read them again; `kinfolk.train` drops them.
+        features: ids, ascending, and encoder features of the samples that were measured after the last epoch, so that the report does not
+            compute them again; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -84,6 +90,7 @@ class Run:
     rank: int = 0
     unchanged: bool = False
     images: ImageData | None = field(default=None, repr=False, compare=False)
+    features: tuple[NDArray[np.int64], NDArray[np.float32]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def config(self) -> Path:

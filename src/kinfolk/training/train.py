@@ -271,7 +271,7 @@ def _fit(
             raise
         rows = run.epochs()
         LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
-    return replace(run, images=images)
+    return replace(run, images=images, features=knn.last_features())
 
 
 def _framework_metrics(module: TrainingModule, epoch: int) -> dict[str, float]:
