@@ -338,7 +338,7 @@ def pulls(rows: Rows, own_weight: float | None = None) -> Pull:
     sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
     if rows.kin_mass_R is None or rows.kin_sum_R is None:
         own_R = torch.full_like(sum_R, 1 / number)
-        return Pull(sum_R / number, own_R, own_R)
+        return Pull(sum_R if number == 1 else sum_R / number, own_R, own_R)
     if own_weight is None:
         own_R = 1 / (number + rows.kin_mass_R)
         return Pull((sum_R + rows.kin_sum_R) / (number + rows.kin_mass_R), own_R, own_R)
@@ -359,26 +359,31 @@ def _normalised(pairs: Pairs) -> Pairs:
     return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)
 
 
-def unit(z: Tensor) -> Tensor:
-    """The same directions with unit norm, in float32 at least."""
-    directions: Tensor = _Unit.apply(z if z.dtype == torch.float64 else z.float())  # type: ignore[no-untyped-call]
+def unit(*views: Tensor) -> Tensor:
+    """The same directions with unit norm, in float32 at least. Several views, (B, D) each, become (B, V, D)."""
+    directions: Tensor = _Unit.apply(*(z if z.dtype == torch.float64 else z.float() for z in views))  # type: ignore[no-untyped-call]
     return directions
 
 
 class _Unit(torch.autograd.Function):
-    """`F.normalize` with the gradient in four launches instead of a dozen."""
+    """`F.normalize` of one tensor or of stacked views, with the gradient in four launches instead of a dozen."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
+    def forward(ctx: Any, *views: Tensor) -> Tensor:
+        z = views[0] if len(views) == 1 else torch.stack(views, 1)
         norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(1e-12)
         directions: Tensor = z / norm
         ctx.save_for_backward(directions, norm)
+        ctx.num_views = len(views)
         return directions
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         directions, norm = ctx.saved_tensors
         along = (grad * directions).sum(-1, keepdim=True)
-        by_z: Tensor = torch.addcmul(grad, directions, along, value=-1).div_(norm)
-        return by_z
+        by_z = torch.addcmul(grad, directions, along, value=-1)
+        if ctx.num_views == 1:
+            return (by_z.div_(norm),)
+        by_view_VBD = by_z.new_empty(ctx.num_views, len(by_z), by_z.shape[2])  # so that the gradient of each view is contiguous
+        return torch.div(by_z.transpose(0, 1), norm.transpose(0, 1), out=by_view_VBD).unbind(0)
