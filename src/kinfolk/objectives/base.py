@@ -126,6 +126,8 @@ class Objective(nn.Module, ABC):
             self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
         self.labelled = False  # whether all labels are known
+        self.judges = True
+        """Whether calls count hits and misses by the labels. False: only the share flagged is counted, which saves some thirty launches."""
         self._losses: list[Tensor] = []
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
@@ -173,7 +175,7 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin, self.hardness)
-        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
+        labels = self.judging_labels(pairs.ids.device)
         given = self.temperature_of(pairs) if temperature is None else temperature
         contrast = Contrast(
             pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight
@@ -202,6 +204,10 @@ class Objective(nn.Module, ABC):
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
         self.labelled = labels is not None and bool((labels >= 0).all())
+
+    def judging_labels(self, device: torch.device) -> Labels | None:
+        """The labels by which this call counts; None: by none."""
+        return None if self.labels is None or not self.judges else Labels(self.labels.to(device), self.labelled)
 
     def set_groups(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
