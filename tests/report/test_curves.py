@@ -55,3 +55,13 @@ def test_plotly_knows_every_attribute(panel: object) -> None:
     figure = getattr(panel, "figure")  # noqa: B009
     data = [{**trace, "line": {"width": 2}, "marker": {"size": 5}} for trace in figure["data"]]  # palette names are the page's
     go.Figure(data=data, layout=figure["layout"])
+
+
+def test_a_note_speaks_only_of_lines_that_are_there() -> None:
+    rows = [{"epoch": 1, "tp_similarity": 0.5, "seconds": 3.0}]
+    assert {panel.id: panel.note for panel in curve_panels(rows)} == {
+        "similarity": "of anchors to their positives",
+        "cost": "seconds of the steps",
+    }
+    both = curve_panels([{"epoch": 1, "tp_similarity": 0.5, "fn_similarity": 0.4}])
+    assert [panel.note for panel in both] == ["of anchors to their positives, and to negatives with the same label"]

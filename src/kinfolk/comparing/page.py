@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,23 @@ def render(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]) ->
         data={"figures": {panel.id: panel.figure for panel in panels}},
         title="Comparison",
         sections=[("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")],
-        sentences=comparison.sentences(),
+        sentences=[_minus(sentence) for sentence in comparison.sentences()],
         panels=panels,
         heads=[column.head for column in comparison.columns],
-        rows=rows,
+        rows=[(method, [_minus(cell) for cell in cells]) for method, cells in rows],
         caption=caption(comparison),
         notes=comparison.notes,
-        figure=comparison.figure,
+        figure=_words(comparison.figure),
     )
+
+
+def _minus(text: str) -> str:
+    """A text with minus signs instead of hyphens before numbers."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
+
+
+def _words(figure: str) -> str:
+    return {"linear": "linear probe", "knn": "kNN accuracy"}.get(figure, figure)
 
 
 def caption(comparison: Comparison) -> str:
@@ -64,16 +74,16 @@ def _gain_panel(comparison: Comparison) -> list[Panel]:
         {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot", "color": "#888888"}}
     ]
     note = "difference to the base with its 95% confidence interval; an interval that contains 0 is not significant"
-    return [Panel("gain", f"Gain of {key}", note, " ".join(comparison.sentences()), drawn)]
+    return [Panel("gain", f"Gain: {_words(key)}", note, " ".join(comparison.sentences()), drawn)]
 
 
 def _value_panel(comparison: Comparison) -> Panel:
     key = comparison.figure
     present = [record for record in comparison.records if record[key] is not None]
     halves = [_half(record, f"{key}_low", f"{key}_high") for record in present]
-    drawn = _points([record["method"] for record in present], [record[key] for record in present], halves, key)
+    drawn = _points([record["method"] for record in present], [record[key] for record in present], halves, "percent")
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
-    return Panel("value", key, "mean over seeds with its 95% confidence interval", described, drawn)
+    return Panel("value", _words(key), "mean over seeds with its 95% confidence interval", described, drawn)
 
 
 def _half(record: Mapping[str, Any], low: str, high: str) -> float:

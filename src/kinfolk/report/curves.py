@@ -174,7 +174,8 @@ def _medians(groups: list[tuple[str, Tensor, str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and palette colour of each."""
+    """One panel of curves over the epochs; `lines` holds metric name, name in the legend and palette colour of each. `alone` is the note
+    if only the first line has values."""
 
     id: str
     title: str
@@ -183,6 +184,7 @@ class Curve:
     percent: bool = False
     from_zero: bool = False
     needs_labels: bool = False
+    alone: str = ""
 
 
 CURVES = (
@@ -218,6 +220,7 @@ CURVES = (
         "Similarity",
         "of anchors to their positives, and to negatives with the same label",
         (("tp_similarity", "True positives", "accent"), ("fn_similarity", "False negatives", "second")),
+        alone="of anchors to their positives",
     ),
     Curve(
         "features_nmi",
@@ -243,6 +246,7 @@ CURVES = (
         "seconds of the steps, and of embedding and clustering before them",
         (("seconds", "Steps", "accent"), ("refresh_seconds", "Refresh", "second")),
         from_zero=True,
+        alone="seconds of the steps",
     ),
 )
 ENTROPIES = {
@@ -269,7 +273,8 @@ def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmet
         if any(x for x, _ in lines.values()):
             traces = [_trace(curve, label, colour, *lines[name]) for name, label, colour in curve.lines if lines[name][0]]
             description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
-            note = curve.note.format(entropy=ENTROPIES.get(normaliser, normaliser))
+            alone = bool(curve.alone) and len(traces) == 1
+            note = (curve.alone if alone else curve.note).format(entropy=ENTROPIES.get(normaliser, normaliser))
             panels.append(Panel(curve.id, curve.title, note, description, _figure(curve, traces)))
     return panels
 

@@ -33,6 +33,18 @@ def papers_of(record: Record) -> list[tuple[str, str]]:
     return papers
 
 
+def _rate(config: Mapping[str, Any]) -> str:
+    """The learning rate that is used, and the setting if it was scaled by the batch size."""
+    from kinfolk.training.optimizers import scaled_lr
+
+    optimizer = _section(config, "optimizer")
+    try:
+        used = scaled_lr(optimizer["lr"], config["batch_size"] * _section(config, "trainer").get("accumulate", 1), optimizer["lr_scaling"])
+    except (KeyError, TypeError, ValueError):
+        return str(optimizer.get("lr"))
+    return f"{used:.4g}" if used == optimizer["lr"] else f"{used:.4g} ({optimizer['lr']:g}, scaling {optimizer['lr_scaling']})"
+
+
 def facts_of(record: Record) -> list[tuple[str, str]]:
     """Label and value of the main settings, as far as the run records them."""
     config, meta = record.config, record.meta
@@ -45,7 +57,7 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
         ("Encoder", f"{model['name']}{width}{parameters}" if "name" in model else None),
         ("Views", f"{_section(config, 'views').get('preset', '')}, {size} × {size}" if size else None),
         ("Batch size", config.get("batch_size")),
-        ("Optimiser", f"{optimizer['name']}, learning rate {optimizer.get('lr')}" if "name" in optimizer else None),
+        ("Optimiser", f"{optimizer['name']}, learning rate {_rate(config)}" if "name" in optimizer else None),
         ("Seed", config.get("seed")),
         ("Speed", f"{speed:,.0f} images/s" if (speed := record.last("images_per_second")) is not None else None),
         ("Software", _versions(meta)),

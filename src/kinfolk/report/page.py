@@ -64,6 +64,7 @@ def render(
     present["retrieval"] = retrieval
     present |= {"gallery": gallery or gallery_missing, "map": embedding or embedding_missing, "data": tables or refused}
     sprites = None if embedding is None else embedding.sprites
+    named = {"gallery": "Neighbours"} if gallery is not None and gallery.flagged is None else {}
     return html.compose(
         (html.HERE, "page.html"),
         [(html.HERE, "map.js"), (html.HERE, "gallery.js")],
@@ -74,7 +75,7 @@ def render(
             "stages": None if stages is None else stages.as_json(),
         },
         title=record.path.name,
-        sections=[("run", "Run"), *((id, name) for id, name in SECTIONS if present[id]), ("config", "Configuration")],
+        sections=[("run", "Run"), *((id, named.get(id, name)) for id, name in SECTIONS if present[id]), ("config", "Configuration")],
         sheet=None if sprites is None else sprites.uri,
         name=record.path.name,
         method=str(record.config.get("method", "")),
