@@ -1,4 +1,4 @@
-"""Both directions in four products equal each by itself in three: losses, gradient, state and counts."""
+"""Both directions in four products equal each by itself in three: losses, gradient, state and counts. A batch with itself takes two."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle, StartAt
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, bimodal
-from kinfolk.pairs import Action
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, NTXent, bimodal
+from kinfolk.objectives.base import unit
+from kinfolk.pairs import Action, two_views
 
 N = 24
 GROUPS = torch.where(torch.arange(N) % 3 == 0, torch.arange(N) % 5, -1)
@@ -161,3 +162,37 @@ def test_four_products_where_a_level_says_who_is_left_out(detector: Detector | N
     with Products() as products:  # type: ignore[no-untyped-call]
         CLIPLoss(0.3, detector=detector, action=action)(images, texts, ids).backward()
     assert products.number == number
+
+
+@pytest.mark.parametrize("detector", [None, Oracle(torch.arange(N) % 3)])
+@pytest.mark.parametrize("action", ["eliminate", "attract"])
+def test_a_batch_with_itself_in_one_block_equals_several(detector: Detector | None, action: Action) -> None:
+    """The gradient by anchors and candidates is one product there; that by a learned temperature is taken from it too."""
+    g = torch.Generator().manual_seed(0)
+    one, other, ids = *torch.randn(2, 7, 4, dtype=torch.float64, generator=g), torch.arange(7)
+    found = []
+    for block_rows in (None, 4):
+        views, t = [z.clone().requires_grad_() for z in (one, other)], torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        loss = NTXent(0.3, detector=detector, action=action, block_rows=block_rows).on(two_views(*views, ids, unit), t)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append((loss, t.grad, *(z.grad for z in views)))
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(whole, parts, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("block_rows", "number"), [(None, 2), (4, 6)])
+def test_a_batch_with_itself_in_one_block_takes_two_products(block_rows: int | None, number: int) -> None:
+    views = [z.requires_grad_() for z in torch.randn(2, 4, 3)]
+    with Products() as counted:  # type: ignore[no-untyped-call]
+        NTXent(0.3, block_rows=block_rows)(*views).backward()  # type: ignore[no-untyped-call]
+    assert counted.number == number
+
+
+def test_views_become_unit_vectors_and_their_gradients_are_contiguous() -> None:
+    views = [z.requires_grad_() for z in torch.randn(2, 5, 3, dtype=torch.float64)]
+    factor = torch.randn(5, 2, 3, dtype=torch.float64)
+    expected = torch.autograd.grad((F.normalize(torch.stack(views, 1), dim=-1) * factor).sum(), views)
+    found = torch.autograd.grad((unit(*views) * factor).sum(), views)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.is_contiguous()

@@ -265,9 +265,9 @@ class Contrast:
                 sim_bVC[row_M, :, column_M] = LEFT_OUT
                 number_b = (num_candidates - own_b).to(sim_RC.dtype)
             else:
-                other_bC = key_b.unsqueeze(1) != keys_C
-                sim_RC = torch.where(other_bC.unsqueeze(1), sim_bVC, LEFT_OUT).view_as(sim_RC)
-                number_b = other_bC.sum(1, dtype=sim_RC.dtype) if counted else sim_RC.new_empty(0)  # not where nothing reads it
+                own_bC = key_b.unsqueeze(1) == keys_C
+                sim_bVC.masked_fill_(own_bC.unsqueeze(1), LEFT_OUT)
+                number_b = num_candidates - own_bC.sum(1, dtype=sim_RC.dtype) if counted else sim_RC.new_empty(0)  # where it is read
             guide = None if pairs.guide is None else pairs.guide[samples if len(pairs.guide) == len(pairs.ids) else rows]
             seen = self.compile, guide, pairs.candidate_guide, candidates_CD
             block = Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, number_b, *seen)

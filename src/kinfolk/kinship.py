@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.pairs import LEFT_OUT, Policy
@@ -301,7 +302,7 @@ def _of_rows(values: Tensor, num_rows: int) -> Tensor:
 def _lowest(kin: Interval, sim_RC: Tensor, number: int) -> Tensor:
     """(R,) the bound above which candidates are kin, at least the similarity of the `number` least similar negatives."""
     assert kin.lower_R is not None
-    negative_RC = sim_RC.masked_fill(sim_RC < -2, 4.0)
+    negative_RC = F.threshold(sim_RC, -2.0, 4.0)
     lowest_R = negative_RC.amin(1) if number == 1 else negative_RC.kthvalue(min(number, sim_RC.shape[1]), 1).values
     return torch.maximum(kin.lower_R.to(sim_RC.dtype).unsqueeze(1), lowest_R.view(len(kin.lower_R), -1)).view(-1)
 

@@ -168,7 +168,7 @@ class Block:
 
 
 def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Row and column of every candidate that shares its key with the row, (M,), (M,), in memory linear in M; and how many each row has, (R,).
+    """Row and column of every candidate that shares its key with the row, (M,), (M,); and how many each row has, (R,).
 
     `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks. For the CPU: the host looks at values.
     """

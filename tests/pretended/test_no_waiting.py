@@ -175,10 +175,10 @@ def test_a_broken_step_leaves_no_trace() -> None:
 
 
 LAUNCHES: dict[str, tuple[int, Callable[[], Any], bool]] = {
-    "NTXent": (40, lambda: NTXent(temperature=0.1), False),
-    "NTXent + GloFND": (105, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
-    "SogCLR + GloFND": (135, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
-    "with labels": (168, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
+    "NTXent": (34, lambda: NTXent(temperature=0.1), False),
+    "NTXent + GloFND": (92, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "SogCLR + GloFND": (120, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "with labels": (153, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
 }
 
 

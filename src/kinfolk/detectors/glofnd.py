@@ -18,7 +18,7 @@ from kinfolk.detectors.thresholds import Init, Rule, State, ThresholdRule, batch
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
-from kinfolk.stores.per_sample import kept, skips
+from kinfolk.stores.per_sample import skips
 
 
 class GloFND(Detector):
@@ -148,7 +148,8 @@ class GloFND(Detector):
             return
         new_bF = update["state"]
         if self.drift is not None and not skips(sound):
-            new_bF = kept(sound, new_bF, torch.nan)  # NaN: the state stays as it is
+            if sound is not None and sound.device.type != "cpu":
+                new_bF = new_bF.masked_fill(~sound, torch.nan)  # NaN: the state stays as it is
             at, expected = thresholds.gains(self.alpha, self._num_similarities), self.alpha * self._num_similarities * len(ids)
             thresholds.move_drift(self.drift, new_bF[:, 5], expected, at)
             new_bF, sound = new_bF[:, :5], None

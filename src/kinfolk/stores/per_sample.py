@@ -111,7 +111,7 @@ def skips(sound: Tensor | None) -> bool:
     return sound is not None and sound.device.type == "cpu" and not bool(sound)
 
 
-def kept(sound: Tensor | None, new: Tensor, old: Tensor | float) -> Tensor:
+def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values, or of a broken step on an accelerator the old ones."""
     return new if sound is None or sound.device.type == "cpu" else torch.where(sound, new, old)
 
