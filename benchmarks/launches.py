@@ -5,7 +5,7 @@
 Counted on the pretended device of the tests (`tests/pretended/device.py`), which needs g++ and says nothing of time. A step is what a
 training does with a batch that is on the device: views, encoder, loss, check of the loss, backward pass, optimiser (SGD), queue or momentum
 encoder, and metrics with labels. Encoder and heads have one linear layer each, so that what is counted is kinfolk's own work; nothing is
-compiled. With `--before`, the source folder of an older version is counted too.
+compiled. With `--before`, the source folder of an older version is counted too, and a cell shows both: before → after.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -49,8 +50,12 @@ FRAMEWORKS: dict[str, dict[str, Any]] = {
     "siglip": {},
 }
 DETECTORS = ("", "+glofnd")
-OLD_NAMES = {"frameworks.registry": "frameworks.method", "training.metrics_log": "training.journal", "training.run_folder": "training.run"}
-OLD_NAMES |= {"data.augmentation.views": "data.views"}
+OLD_NAMES = {
+    "frameworks.registry": "frameworks.method",
+    "training.metrics_log": "training.journal",
+    "training.run_folder": "training.run",
+    "data.augmentation.views": "data.views",
+}
 """Modules that had other names in older versions."""
 
 
@@ -81,22 +86,18 @@ def count(method: str, arguments: dict[str, Any]) -> tuple[int, int]:
     of_text = "lip" in method
     views = imported("data.augmentation.views").Views("clip" if of_text else "simclr", SIZE)
     trained = module.TrainingModule(framework, Data(), views, lambda *_: None, method=method, batch_size=B, epochs=4, seed=0)
-    type(trained).device = property(lambda self: CUDA)
-    log_module = imported("training.metrics_log")
-    log = getattr(log_module, "MetricsLog", None) or log_module.Journal
-    log = log(imported("training.run_folder").Run(Path(tempfile.gettempdir())), [], log_every=50)
+    logs = imported("training.metrics_log")
+    kind = logs.MetricsLog if hasattr(logs, "MetricsLog") else logs.Journal
+    log = kind(imported("training.run_folder").Run(Path(tempfile.gettempdir())), [], log_every=50)
     trainer: Any = SimpleNamespace(accumulate_grad_batches=1, global_step=1, loggers=[])
-    torch.Generator = lambda device="cpu": plain()  # type: ignore[misc,assignment]
-    try:
-        with pretended():
-            trained.to(CUDA)
-            if framework.due(0):
-                framework.refresh(None if framework.collects else nn.functional.normalize(torch.randn(N, D), dim=1), 0.5)
-            optimizer = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.01, momentum=0.9, foreach=False)
-            log.on_train_start(trainer, trained)
-            found = [step(trained, optimizer, log, trainer, number, of_text) for number in range(STEPS + 1)]
-    finally:
-        torch.Generator = plain  # type: ignore[misc]
+    on_cuda = patch.object(module.TrainingModule, "device", property(lambda self: CUDA))
+    with on_cuda, patch.object(torch, "Generator", lambda device="cpu": plain()), pretended():  # there is no generator of the device
+        trained.to(CUDA)
+        if framework.due(0):
+            framework.refresh(None if framework.collects else nn.functional.normalize(torch.randn(N, D), dim=1), 0.5)
+        optimizer = torch.optim.SGD([p for p in framework.parameters() if p.requires_grad], lr=0.01, momentum=0.9, foreach=False)
+        log.on_train_start(trainer, trained)
+        found = [step(trained, optimizer, log, trainer, number, of_text) for number in range(STEPS + 1)]
     launches, waits = (int(statistics.median(values)) for values in zip(*found[1:], strict=True))
     return launches, waits
 
@@ -144,13 +145,15 @@ def main() -> None:
     if options.json:
         print(json.dumps(count_all()))
         return
-    after = of_version(ROOT / "src")
-    before = {} if options.before is None else of_version(options.before)
-    print("| method | launches | waits |" + (" launches before | waits before |" if before else ""))
-    print("|---|---|---|" + ("---|---|" if before else ""))
-    for method, (launches, waits) in after.items():
-        then = [str(number) for number in before.get(method, ())] or ["–", "–"]
-        print(f"| `{method}` | {launches} | {waits} |" + (f" {then[0]} | {then[1]} |" if before else ""))
+    versions = [of_version(source) for source in (options.before, ROOT / "src") if source is not None]
+    print("| framework | launches | waits | launches with `glofnd` | waits |\n|---|---|---|---|---|")
+    for name in FRAMEWORKS:
+        cells = [shown([found.get(name + also) for found in versions], which) for also in DETECTORS for which in (0, 1)]
+        print(f"| `{name}` | {' | '.join(cells)} |")
+
+
+def shown(counts: list[list[int] | None], which: int) -> str:
+    return " → ".join("–" if count is None else f"{count[which]:,}" for count in counts)
 
 
 if __name__ == "__main__":

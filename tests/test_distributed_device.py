@@ -97,12 +97,13 @@ SIGNAL = 17
 
 def agreed(rank: int, seconds: float) -> tuple[int, int, int]:
     """The step after which the rank knows that all stop, the waits of its host, and the collectives. Steps of rank one take so long."""
-    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
     with pytest.MonkeyPatch.context() as patch, pretended() as waiting, collectives(device_only=True) as log:
         patch.setattr(checkpoint, "time", clock)
         agreement, step = checkpoint.Agreement(), 0
         while True:
-            clock.now += seconds if rank else 0.1
+            now[0] += seconds if rank else 0.1
             wanted = checkpoint.STOP if rank and step >= SIGNAL else checkpoint.NOTHING
             if agreement.after_step(wanted, CUDA) == checkpoint.STOP:
                 return step, sum(waiting.waits.values()), log.total

@@ -113,6 +113,16 @@ class InterruptedRunError(KinfolkError):
         InterruptedRunError.latest = self
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one.
+
+    Example:
+        >>> counted(1, "epoch"), counted(1200, "class")
+        ('1 epoch', '1,200 classes')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
     """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`, or "" if none is near.
 

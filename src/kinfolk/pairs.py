@@ -167,22 +167,25 @@ class Block:
         return values_b if self.num_views == 1 else values_b.repeat_interleave(self.num_views)
 
 
-def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every candidate that shares its key with the row: (M,), (M,), in memory linear in M.
+def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row and column of every candidate that shares its key with the row, (M,), (M,), in memory linear in M; and how many each row has, (R,).
 
-    `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks.
+    `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks. For the CPU: the host looks at values.
     """
     first_R = torch.searchsorted(sorted_keys_C, keys_R)
     count_R = torch.searchsorted(sorted_keys_C, keys_R, right=True) - first_R
-    row_M = torch.repeat_interleave(torch.arange(len(keys_R), device=keys_R.device), count_R)
-    start_R = count_R.cumsum(0) - count_R
-    within_M = torch.arange(len(row_M), device=keys_R.device) - start_R[row_M]
-    return row_M, order_C[first_R[row_M] + within_M]
+    most = int(count_R.max()) if len(count_R) else 0
+    place_RK = first_R.unsqueeze(1) + torch.arange(most)
+    row_RK = torch.arange(len(keys_R)).unsqueeze(1).expand_as(place_RK)
+    if bool((count_R == most).all()):  # as many for every row, which is the usual case
+        return row_RK.flatten(), order_C[place_RK].flatten(), count_R
+    there_RK = torch.arange(most) < count_R.unsqueeze(1)
+    return row_RK[there_RK], order_C[place_RK[there_RK]], count_R
 
 
-def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[[Tensor], Tensor] | None = None) -> Pairs:
-    """The SimCLR pattern: every view is an anchor, every view is a candidate, the other view is the positive. `unit`: what makes the
-    embeddings unit norm, where they are not yet."""
+def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[[Tensor, Tensor], Tensor] | None = None) -> Pairs:
+    """The SimCLR pattern: every view is an anchor, every view is a candidate, the other view is the positive. `unit`: makes (B, 2, D)
+    embeddings of unit norm from the two views, where they are not yet."""
     if z1.shape != z2.shape or z1.ndim != 2:
         raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
     if ids is not None:
@@ -190,8 +193,7 @@ def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[
     ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device, torch.int64)
     if ids.shape != z1.shape[:1]:
         raise ValueError(f"`ids` (={tuple(ids.shape)}) must have the shape {tuple(z1.shape[:1])}: one id for each pair of views")
-    z_BVD = torch.stack((z1, z2), 1)
-    z_BVD = z_BVD if unit is None else unit(z_BVD)
+    z_BVD = torch.stack((z1, z2), 1) if unit is None else unit(z1, z2)
     anchors = z_BVD.flatten(0, 1)
     return Pairs(anchors, anchors, other_views(anchors), ids, ids.repeat_interleave(2), num_views=2, unit=unit is not None, twins=True)
 

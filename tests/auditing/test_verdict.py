@@ -20,6 +20,7 @@ ROWS = {
     ("labels", "attract"): "simclr+oracle:attract",
     ("labels", "eliminate"): "simclr+oracle",
     ("another model", "attract"): r"simclr\+known:attract \(guide, [^)]*\)",
+    ("patches", "attract"): r"simclr\+guide:attract \(patches, 10 %\)",
     ("own encoder", "attract"): r"simclr\+known:attract \(own, [^)]*\)",
     ("own encoder", "eliminate"): "simclr+ifnd",
 }
@@ -54,11 +55,11 @@ def test_the_figures_are_those_of_the_results_page(row: Measured) -> None:
     ("source", "share", "precision", "measured", "action"),
     [
         ("another model", 0.036, 0.14, True, "attract"),  # as on GTSRB with the nearest tenth
-        ("another model", 0.1, 0.15, True, "prior"),  # hardly above chance
-        ("another model", 0.01, 0.08, True, "prior"),  # below all that was measured
+        ("another model", 0.1, 0.15, True, "other pairs"),  # hardly above chance
+        ("another model", 0.01, 0.08, True, "other pairs"),  # below all that was measured
         ("another model", 0.05, 0.9, False, "attract"),
-        ("another model", 0.05, 0.2, False, "prior"),
-        ("own encoder", 0.05, 0.95, True, "prior"),
+        ("another model", 0.05, 0.2, False, "other pairs"),
+        ("own encoder", 0.05, 0.95, True, "other pairs"),
         ("labels", 0.05, 0.05, True, "attract"),
         ("another model", 0.001, 0.9, True, "none"),
     ],
@@ -104,9 +105,9 @@ def test_own_pairs_are_not_used_however_precise() -> None:
     found = kf.audit(x, 0.02, labels)
     assert found.precision > 0.9
     decided = verdict(found, OWN)
-    assert decided.action == "prior"
+    assert decided.action == "other pairs"
     assert "gained nothing" in decided.advice
-    assert decided.commands[0][1].endswith("--method simclr --set framework.prior=0.098")
+    assert decided.commands[0][1].endswith("--method simclr+guide:attract --guide patches")
     assert any("kinfolk advise photos/ --guide" in command for _, command in decided.commands)
 
 
@@ -122,7 +123,7 @@ def test_weak_features_are_no_guide() -> None:
     x, _ = features(0.1)
     labels = np.random.default_rng(9).integers(0, 10, 400)
     decided = verdict(kf.audit(x, 0.02, labels), Provenance("photos/", encoder="timm/x"))
-    assert decided.action == "prior"
+    assert decided.action == "other pairs"
     assert "hardly better than chance" in decided.advice
 
 
@@ -162,4 +163,4 @@ def test_without_labels_no_precision_is_claimed() -> None:
     assert "How many are right is unknown without labels" in decided.precision
     assert decided.action == "attract"
     assert f"--guide timm/x --set detector.alpha={min(clear.suggested_alpha, 0.1):.2g}" in decided.commands[0][1]
-    assert verdict(noise, OWN).action in ("none", "prior")
+    assert verdict(noise, OWN).action in ("none", "other pairs")

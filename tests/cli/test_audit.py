@@ -173,9 +173,10 @@ def test_good_features_are_advised_as_a_guide_and_the_command_trains(tmp_path: P
     assert run(*words[1:], "--epochs", "1", "--set", "model.width=4", "--no-report") == 0
 
 
-def test_weak_features_suggest_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weak_features_suggest_patches_and_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(5.0, tmp_path, capsys)
     assert "too weak as a guide" in " ".join(" ".join(lines).split())
     command = lines[lines.index("Next:") + 1]
-    assert "--method simclr --set framework.prior=" in command
+    assert "--method simclr+guide:attract --guide patches" in command
+    (command,) = (line for line in lines if "--method simclr --set framework.prior=" in line)
     assert float(command.rpartition("=")[2]) == pytest.approx(0.1, abs=0.01)

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from kinfolk.contrast import Rows
-from kinfolk.detectors import Oracle
+from kinfolk.detectors import FNC, Oracle
 from kinfolk.frameworks import MoCo
 from kinfolk.objectives import CLIPLoss, LocalAggregation, NTXent, Objective, RelativeContrast, SogCLR
 from kinfolk.objectives.base import pulls
 from kinfolk.pairs import Pairs, two_views
+from kinfolk.stats import Stats
 from tests.scripted import Scripted, same_class
 
 LOSSES: dict[str, Objective] = {
@@ -114,3 +115,19 @@ def test_the_own_weight_has_the_precision_of_the_loss() -> None:
     pull = pulls(rows, 0.3)
     assert pull.own_R.tolist() == [0.3, 1.0]
     torch.testing.assert_close(pull.sum_R.tolist(), [0.3 * 0.7 + 0.7 * 0.4, 0.2], rtol=0, atol=1e-15)
+
+
+def test_a_call_that_does_not_judge_counts_what_is_flagged_and_nothing_by_the_labels() -> None:
+    torch.manual_seed(0)
+    z1, z2, ids = torch.randn(6, 4), torch.randn(6, 4), torch.arange(6)
+    loss_fn = NTXent(0.2, detector=FNC(top_k=2))
+    loss_fn.set_eval_labels(ids % 2)
+    judged = loss_fn(z1, z2, ids)
+    counts = loss_fn.stats.counts()
+    loss_fn.judges = False
+    assert torch.equal(loss_fn(z1, z2, ids), judged)
+    assert counts[2:8].all(), "judged, hits, kin, anchors, precision and recall"
+    fields = ("negatives", "flagged", "positives", "positive_sum")
+    for name in vars(loss_fn.stats):
+        before = int(getattr(Stats.from_counts(counts), name))
+        assert int(getattr(loss_fn.stats, name)) == (before if name in fields else 0)

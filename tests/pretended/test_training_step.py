@@ -16,7 +16,7 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.metrics_log import MetricsLog
-from kinfolk.training.module import NonFiniteLossError, TrainingModule
+from kinfolk.training.module import JUDGED_EVERY, JUDGED_STEPS, NonFiniteLossError, TrainingModule
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import Run
 from kinfolk.training.trainer import ProgressBar
@@ -92,6 +92,27 @@ def test_the_module_itself_launches_little() -> None:
         LOG.reset()
         trained.training_step(given, 0)
         assert LOG.launches - without <= 8
+
+
+def test_labels_are_looked_at_in_a_part_of_the_steps_of_a_long_epoch() -> None:
+    """Every tenth; the share flagged is counted in every step. Of a short epoch every step counts."""
+    trained = module()
+    assert trained._judged_every == 1
+    trained.data.num_train = B * JUDGED_STEPS * JUDGED_EVERY
+    launches, judged = [], []
+    with pretended():
+        trained.to("cuda")
+        for step in range(JUDGED_EVERY + 1):
+            given = batch(step)
+            LOG.reset()
+            trained.training_step(given, step)
+            stats = trained.framework.stats
+            launches.append(LOG.launches)
+            judged.append(int(stats.anchors.held))
+            assert int(stats.negatives.held) == B * 2 * (2 * B - 2)
+    assert judged == [B, *[0] * (JUDGED_EVERY - 1), B]
+    assert launches[1] <= launches[0] - 20
+    assert launches[-2] <= launches[-1] - 20
 
 
 def test_logging_and_progress_bar_do_not_wait_in_every_step(tmp_path: Path) -> None:

@@ -115,3 +115,15 @@ def test_patches_are_features_of_the_images_alone() -> None:
     torch.testing.assert_close(features_NF.float().norm(dim=1), torch.ones(data.num_train), rtol=1e-2, atol=1e-2)
     same = images(40)
     assert torch.equal(guide_features("patches", same), features_NF)
+
+
+def test_a_guide_that_is_not_named_is_made_from_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8))
+    words = ["train", "--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "run"), "--method", "simclr+guide", "--no-report"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--epochs", "1", "--batch-size", "8", "--set", "model.width=8", "--set", "views.size=8"])
+    assert not left.value.code
+    written = (tmp_path / "run" / "config.yaml").read_text()
+    assert "features: patches" in written
+    assert "alpha: 0.1" in written
+    assert "guide          patches" in capsys.readouterr().err

@@ -115,22 +115,22 @@ def test_the_start_of_a_process_is_known(tmp_path: Path) -> None:
 
 def lost(terminated: bool) -> None:
     """A collective fails because another rank has ended; torchrun's SIGTERM arrives while Lightning cleans up."""
+
+    def training() -> None:
+        with as_if_training():
+            try:
+                raise RuntimeError("[gloo] Connection closed by peer")
+            finally:
+                if terminated:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
     with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is saved"):
-        lose(terminated)
+        training()
     os.kill(os.getpid(), signal.SIGTERM)  # and once more, while the message is printed
 
 
 def as_if_training() -> Any:
     return launch.explain_lost_ranks(lambda: "all is saved")
-
-
-def lose(terminated: bool) -> None:
-    with as_if_training():
-        try:
-            raise RuntimeError("[gloo] Connection closed by peer")
-        finally:
-            if terminated:
-                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def finished() -> None:

@@ -20,7 +20,7 @@ from kinfolk.auditing.annotations import KEY_COLUMNS, LABEL_COLUMNS, align, read
 from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -259,28 +259,22 @@ def _train_briefly(data: str, out: Path, labels_from_folders: bool, epochs: int 
 
     number = sum(item.split == "train" for item in open_source(data, labels_from_folders=labels_from_folders).items())
     if number < 16:
-        raise UsageError(f"`{data}` has {number:,} images, too few to train an encoder on; give one with --encoder")
+        raise UsageError(f"`{data}` has {counted(number, 'image')}, too few to train an encoder on; give one with --encoder")
     epochs = min(60, max(5, round(BRIEF_SAMPLES / number))) if epochs is None else epochs
     batch = min(256, 1 << (number // 4).bit_length() - 1)
     settings = {"data.labels_from_folders": labels_from_folders}
     train(data, out, recipe="simclr-cpu", epochs=epochs, batch_size=max(4, batch), settings=settings, overwrite=True, progress=progress)
-    return "resnet10, 32 × 32 pixels", f"simclr for {epochs} epoch{'s' * (epochs != 1)}"
+    return "resnet10, 32 × 32 pixels", f"simclr for {counted(epochs, 'epoch')}"
 
 
 def _by_pretrained(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
-    import torch
-
-    from kinfolk.data.augmentation.views import Views
+    """The features that `kinfolk train --guide` takes too."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
-    from kinfolk.embedding import embed
-    from kinfolk.models.build import build_encoder
+    from kinfolk.training.guides import guide_features
 
-    network = build_encoder(encoder, pretrained=True)
     source = open_source(data, labels_from_folders=labels_from_folders)
     images = prepare(source, image_size=256, workers=workers, progress=progress)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    views = Views("plain", 224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    features = embed(network, images, views, torch.arange(images.num_train), batch_size=64, device=device, progress=progress)
+    features = guide_features(encoder, images)
     origin = Provenance(data, labels_from_folders, False, f"{encoder} with its pretrained weights", False, encoder)
     return _with_images(np.asarray(features.numpy(), dtype=np.float32), images, source, origin)

@@ -72,7 +72,7 @@ Workers = Annotated[
 
 
 def flowing(text: str) -> str:
-    """A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a table and keeps its lines.
+    r"""A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a table and keeps its lines.
 
     Example:
         >>> flowing("One\ntwo.\n\na    table\nb    row")

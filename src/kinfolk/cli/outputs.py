@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kinfolk.cli.options import FLAG, RUNNING, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ def embed(
     if out.suffix == ".npy":
         images.samples.to_parquet(table)
     named = ", ".join(str(path) for path in written)
-    screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {named}", markup=False)
+    screen().print(f"{counted(len(features), 'sample')} × {counted(features.shape[1], 'feature')}: {named}", markup=False)
 
 
 def _features(opened: OpenedRun, images: ImageData, framework: Framework | None, version: int | None, seed: int) -> NDArray[np.float32]:

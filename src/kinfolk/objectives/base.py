@@ -126,6 +126,8 @@ class Objective(nn.Module, ABC):
             self.detector.set_loss_temperature(temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
         self.labelled = False  # whether all labels are known
+        self.judges = True
+        """Whether calls count hits and misses by the labels. False: only the share flagged is counted, which saves some thirty launches."""
         self._losses: list[Tensor] = []
         self.labels: Tensor | None
         self.register_buffer("labels", None, persistent=False)
@@ -173,7 +175,7 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
         pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
         policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin, self.hardness)
-        labels = None if self.labels is None else Labels(self.labels.to(pairs.ids.device), self.labelled)
+        labels = self.judging_labels(pairs.ids.device)
         given = self.temperature_of(pairs) if temperature is None else temperature
         contrast = Contrast(
             pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight
@@ -202,6 +204,10 @@ class Objective(nn.Module, ABC):
         """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
         self.labels = None if labels is None else labels.to(torch.int64)
         self.labelled = labels is not None and bool((labels >= 0).all())
+
+    def judging_labels(self, device: torch.device) -> Labels | None:
+        """The labels by which this call counts; None: by none."""
+        return None if self.labels is None or not self.judges else Labels(self.labels.to(device), self.labelled)
 
     def set_groups(self, groups: Tensor | None) -> None:
         """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
@@ -338,7 +344,7 @@ def pulls(rows: Rows, own_weight: float | None = None) -> Pull:
     sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
     if rows.kin_mass_R is None or rows.kin_sum_R is None:
         own_R = torch.full_like(sum_R, 1 / number)
-        return Pull(sum_R / number, own_R, own_R)
+        return Pull(sum_R if number == 1 else sum_R / number, own_R, own_R)
     if own_weight is None:
         own_R = 1 / (number + rows.kin_mass_R)
         return Pull((sum_R + rows.kin_sum_R) / (number + rows.kin_mass_R), own_R, own_R)
@@ -359,26 +365,31 @@ def _normalised(pairs: Pairs) -> Pairs:
     return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)
 
 
-def unit(z: Tensor) -> Tensor:
-    """The same directions with unit norm, in float32 at least."""
-    directions: Tensor = _Unit.apply(z if z.dtype == torch.float64 else z.float())  # type: ignore[no-untyped-call]
+def unit(*views: Tensor) -> Tensor:
+    """The same directions with unit norm, in float32 at least. Several views, (B, D) each, become (B, V, D)."""
+    directions: Tensor = _Unit.apply(*(z if z.dtype == torch.float64 else z.float() for z in views))  # type: ignore[no-untyped-call]
     return directions
 
 
 class _Unit(torch.autograd.Function):
-    """`F.normalize` with the gradient in four launches instead of a dozen."""
+    """`F.normalize` of one tensor or of stacked views, with the gradient in four launches instead of a dozen."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
+    def forward(ctx: Any, *views: Tensor) -> Tensor:
+        z = views[0] if len(views) == 1 else torch.stack(views, 1)
         norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(1e-12)
         directions: Tensor = z / norm
         ctx.save_for_backward(directions, norm)
+        ctx.num_views = len(views)
         return directions
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         directions, norm = ctx.saved_tensors
         along = (grad * directions).sum(-1, keepdim=True)
-        by_z: Tensor = torch.addcmul(grad, directions, along, value=-1).div_(norm)
-        return by_z
+        by_z = torch.addcmul(grad, directions, along, value=-1)
+        if ctx.num_views == 1:
+            return (by_z.div_(norm),)
+        by_view_VBD = by_z.new_empty(ctx.num_views, len(by_z), by_z.shape[2])  # so that the gradient of each view is contiguous
+        return torch.div(by_z.transpose(0, 1), norm.transpose(0, 1), out=by_view_VBD).unbind(0)

@@ -21,7 +21,7 @@ from kinfolk.kinship import Roles, select
 from kinfolk.objectives.base import Objective, Shared, call, unit
 from kinfolk.objectives.bimodal import LearnedTemperature, check_inputs, known
 from kinfolk.pairs import LEFT_OUT, Block, Pairs
-from kinfolk.stats import Labels, Stats, count, summed
+from kinfolk.stats import Stats, count, summed
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
 
@@ -127,7 +127,7 @@ class _Work:
         number = len(anchors_AD) if self.sizes is None else sum(self.sizes)
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, objective.block_rows or limit // max(1, len(candidates_CD)))
-        labels = None if objective.labels is None else Labels(objective.labels.to(anchors_AD.device), objective.labelled)
+        labels = objective.judging_labels(anchors_AD.device)
         total, by_anchor, counts = anchors_AD.new_zeros(()), list[Tensor](), list[Any]()
         by_candidate, by_t, by_b = torch.zeros_like(candidates_CD), anchors_AD.new_zeros(()), anchors_AD.new_zeros(())
         for start in range(0, len(anchors_AD), step):

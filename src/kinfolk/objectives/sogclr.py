@@ -157,9 +157,9 @@ class SogCLR(Averaged):
         weighted_R = (t * log_u_R).masked_fill(bare_R, 0.0)
         return Terms(
             loss_R=weighted_R - pull.sum_R,
-            d_lse_R=(t * torch.exp(log_g_R - log_u_R)).masked_fill(bare_R, 0.0),
+            d_lse_R=(log_g_R - log_u_R).exp_().mul_(t).masked_fill_(bare_R, 0.0),
             d_own_RP=-pull.own_R.unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=-pull.kin_R,
+            d_kin_R=None if rows.kin_sum_R is None else -pull.kin_R,
             d_temperature_R=weighted_R / t if rows.learned else None,
             update={"state": stored_b.unsqueeze(1)},
         )

@@ -37,7 +37,7 @@ from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
 from kinfolk.training.config import TrainConfig, parse_settings
 from kinfolk.training.documents import read_yaml
-from kinfolk.training.guides import guide_features
+from kinfolk.training.guides import PATCHES, guide_features
 from kinfolk.training.launch import resolve_trainer
 from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, move_to_own_group, scaled_lr
 from kinfolk.training.run_folder import Run, num_processes
@@ -174,7 +174,8 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
 
 def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
-    """Chooses resolution, encoder and stem by the size of the images and the device, where the user has not set them."""
+    """Chooses resolution, encoder and stem by the size of the images and the device, and the features of a guide, where the user has not
+    set them."""
     document = config.model_dump(mode="json")
     on_cpu = config.trainer.accelerator == "cpu"
     side = typical_side(source) or LARGEST
@@ -186,6 +187,10 @@ def fit_to_data(config: TrainConfig, source: Source) -> TrainConfig:
         document["model"]["width"] = config.model.width or (CPU_WIDTH if on_cpu and not small else None)
     document["model"]["stem"] = config.model.stem or ("cifar" if small else "imagenet")
     document["data"]["image_size"] = config.data.image_size or min(math.ceil(size * 8 / 7), side)
+    method = parse(config.method)
+    by_captions = "modality" in FRAMEWORKS[method.framework].guides
+    if method.detector == "guide" and not by_captions and config.python.detector is None and config.detector.get("features") is None:
+        document["detector"]["features"] = PATCHES
     return TrainConfig.of(document)
 
 

@@ -25,7 +25,7 @@ from torch import nn
 
 from kinfolk import distributed
 from kinfolk.data.transfer import HostCopy
-from kinfolk.errors import InterruptedRunError, KinfolkError
+from kinfolk.errors import InterruptedRunError, KinfolkError, counted
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
@@ -167,7 +167,7 @@ class CheckpointSaver(pl.Callback):
         step, epoch = self._last
         older = [path.name for path in sorted(self.path.parent.glob("last-*.ckpt"))]
         also = f", with {', '.join(older)} before it" if older else ""
-        return f"{self.path} holds the state after step {step} ({epoch} of {self.epochs} epochs done){also}"
+        return f"{self.path} holds the state after step {step} ({epoch} of {counted(self.epochs, 'epoch')} done){also}"
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Writes the checkpoint under a temporary name and renames it; the previous one becomes `last-1.ckpt`, and so on."""

@@ -30,6 +30,8 @@ from kinfolk.stores.per_sample import finite
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 NEVER = 2**62
+JUDGED_STEPS, JUDGED_EVERY = 32, 10
+"""Precision and recall of the detection are counted in every tenth step; in more, if an epoch would have fewer than 32 such steps."""
 
 
 class NonFiniteLossError(KinfolkError):
@@ -129,6 +131,8 @@ class TrainingModule(pl.LightningModule):
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
         self.framework.set_progress(epoch, self.epochs)
         self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
+        for objective in self.framework.objectives:
+            objective.judges = step % self._judged_every == 0
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         share = self.batch_size // distributed.world_size()  # not the rows: all ranks need equally many chunks for SyncBatchNorm
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
@@ -193,6 +197,10 @@ class TrainingModule(pl.LightningModule):
     @property
     def _steps_per_epoch(self) -> int:
         return self.data.num_train // self.batch_size
+
+    @property
+    def _judged_every(self) -> int:
+        return max(1, min(JUDGED_EVERY, self._steps_per_epoch // JUDGED_STEPS))
 
     def require_finite(self, values: Tensor, what: str) -> None:
         """Raises if `values`, computed with the encoder between two steps, are not finite. Called on rank zero."""

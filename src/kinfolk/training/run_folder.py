@@ -27,7 +27,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted, shown
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -392,8 +392,8 @@ def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str,
                 state["epochs"],
                 config.epochs,
             )
-    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
-    LOG.info("%s", f"{config.method} on {images.num_train:,} samples for {epochs}, {config.model.name}; settings:")
+    samples, epochs = counted(images.num_train, "sample"), counted(config.epochs, "epoch")
+    LOG.info("%s", f"{config.method} on {samples} for {epochs}, {config.model.name}; settings:")
     for line in describe_settings(config, origins, images.num_train):
         LOG.info("%s", line)
 

@@ -105,9 +105,11 @@ def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train
     encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
     by_model = "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
     by_device = "fits a CPU" if on_cpu else "default"
+    features = config.detector.get("features")
     rows = [
         ("method", config.method, origins.get("method", "default")),
         *([("detector", config.python.detector, "passed from Python")] if config.python.detector is not None else []),
+        *([("guide", str(features), origins.get("detector.features", "default, from these images alone"))] if features else []),
         ("encoder", encoder, origins.get("model.name", by_model)),
         ("view size", f"{config.views.size} pixels", origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU"))),
         ("batch size", f"{config.batch_size}", origins.get("batch_size", f"fits {num_train:,} samples")),

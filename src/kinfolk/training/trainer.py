@@ -5,6 +5,7 @@ its progress bar. Without a terminal, the bar is replaced by one line per epoch.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -91,7 +92,7 @@ def _logger(name: str, config: TrainConfig, run: Run, step: int) -> Logger:
     if name == "wandb":
         from lightning.pytorch.loggers import WandbLogger
 
-        logger = WandbLogger(name=run.path.name, save_dir=run.path, project="kinfolk")
+        logger = WandbLogger(name=run.path.name, save_dir=run.path, project=os.environ.get("WANDB_PROJECT", "kinfolk"))
     else:
         from lightning.pytorch.loggers import MLFlowLogger
 
