@@ -20,6 +20,8 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 256,
     "settings": {
         **SMALL,
+        "model.width": 8,
+        "head.out_size": 16,
         "detector.alpha": 0.05,
         "detector.init": "quantile",
         "knn.every": 1,
