@@ -104,12 +104,9 @@ class Hierarchy(Detector):
         return bool(self.started)
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
-        """Refines the clusters of this step's samples, each with the mean of its views. What is split and merged depends on values, so the
-        host waits for an accelerator here."""
-        if sound is not None and not bool(sound):
-            return
+        """Refines the clusters of this step's samples, each with the mean of its views."""
         self._follow_radii()
-        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors)
+        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, sound)
 
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
@@ -126,13 +123,15 @@ class Hierarchy(Detector):
         return None
 
     def follow(self, epoch: int) -> None:
-        """Takes the radii that σ_m goes by from the features it holds, once in an epoch, whether or not it was interrupted."""
+        """Fits the radii that σ_m depends on to the current features, once per epoch, also if the epoch is interrupted and resumed. All
+        ranks continue with the hierarchy of rank zero."""
         self.epoch = epoch
-        if self.started and self.merge_similarity is None and int(self.radii.epoch) != epoch:
-            self.radii.follow(self.clusters.tree.features)
+        if self.started and int(self.radii.epoch) != epoch:
+            self.clusters.share()
+            if self.merge_similarity is None:
+                self.radii.follow(self.clusters.tree.features.to(self.clusters.tree.device))
+                distributed.overwrite_from_rank_zero([self.radii.fitted], self.clusters.tree.device)
             self.radii.epoch.fill_(epoch)
-            if distributed.world_size() > 1:
-                dist.broadcast(self.radii.fitted, 0)
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -141,15 +140,14 @@ class Hierarchy(Detector):
             shape = None if features is None else tuple(features.shape)
             raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
         require_finite(features)
-        features = features.to(self.clusters.tree.parent.device)
+        features = features.to(self.clusters.tree.device)
         labels_HN = torch.arange(len(features), device=features.device).repeat(self.clusters.levels, 1)
         if self.clusters.levels > 1 and distributed.is_rank_zero():
             with distributed.threads_of_waiting_ranks():
                 labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
-            dist.broadcast(self.radii.fitted, 0)
-            dist.broadcast(self.radii.shares, 0)
+            distributed.overwrite_from_rank_zero([self.radii.fitted, self.radii.shares], features.device)
         self.radii.epoch.fill_(self.epoch)
         self.clusters.start(labels_HN, features)
         self.started.fill_(True)

@@ -33,7 +33,7 @@ from kinfolk.objectives import RelativeContrast
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import OnHost, finite, skips
+from kinfolk.stores.per_sample import OnHost, finite, sent, skips
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -63,7 +63,7 @@ class RowRandom(OnHost):
             sizes = distributed.batch_sizes(number, device)
             first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
         generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        return torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number].to(device, non_blocking=True)
+        return sent(torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number], device)
 
     def advance(self) -> None:
         """Moves to the numbers of the next step."""
@@ -167,8 +167,9 @@ class SupportFramework(Framework, ABC):
 
         `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not change the state."""
 
-    def learn(self, keys: Tensor, ids: Tensor) -> None:
-        """Called once per training step after a finite loss, with the keys of this rank. Default: does nothing."""
+    def learn(self, keys: Tensor, ids: Tensor, sound: Tensor) -> None:
+        """Called once per training step with the keys of this rank and whether the loss is finite. On a CPU it is not called after a loss
+        that is not finite. Default: does nothing."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
@@ -198,7 +199,7 @@ class SupportFramework(Framework, ABC):
             sound = finite(loss)  # of the joined batch, so all ranks agree
             self.queue.push(keys, row_ids, sound)
             if not skips(sound):
-                self.learn(keys, row_ids)
+                self.learn(keys, row_ids, sound)
         return loss
 
     def embed(self, images: Tensor) -> Tensor:

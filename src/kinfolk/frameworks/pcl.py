@@ -38,7 +38,7 @@ from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import Exact, finite
+from kinfolk.stores.per_sample import Exact, finite, sent
 
 
 class Prototypes(Exact):
@@ -248,7 +248,7 @@ class PCL(Framework):
         if number is None:
             return proto_nce(anchors, levels)
         draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # equal on all ranks and after a resume
-        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device, non_blocking=True) for _, phi, _ in levels]
+        drawn = [sent(torch.randperm(len(phi), generator=draw)[:number], ids.device) for _, phi, _ in levels]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, OnHost, check_ids, kept, means_by_id, skips
+from kinfolk.stores.per_sample import Exact, OnHost, check_ids, kept, means_by_id, sent, skips
 
 
 class Draw(OnHost):
@@ -49,7 +49,8 @@ class Draw(OnHost):
             return torch.arange(self.num_samples, device=device)
         assert self.number is not None
         generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        return distinct(self.num_samples, self.number, generator).to(device or "cpu", non_blocking=True)
+        drawn = distinct(self.num_samples, self.number, generator)
+        return drawn if device is None else sent(drawn, device)
 
     def advance(self, sound: Tensor | None = None) -> None:
         """The next step draws others, unless this one is known to be broken."""
