@@ -97,9 +97,10 @@ def drifting(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
             detector.collect(on_device(torch.randperm(60, generator=g)[:20]), on_device(torch.randn(20, 3, generator=g)))
             detector.clusters.settle()
             detector.clusters.tree.sums += 0.05 * torch.randn(detector.clusters.tree.sums.shape, generator=noise)
-        before = detector.clusters.labels.held.clone()
+        before: Any = detector.clusters.labels
         detector.set_progress(1, 2)
-        return before, {"looked up": detector.clusters.labels.held, **detector.state_dict()}
+        after: Any = detector.clusters.labels
+        return before.held, {"looked up": after.held, **detector.state_dict()}
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def test_a_refresh_and_two_steps(name: str) -> None:
         there = copy.deepcopy(here).to("cuda")
         if there.due(0):
             there.refresh(features(there), 0.5)
-    state = {key: getattr(value, "held", value) for key, value in there.state_dict().items()}
+        state = {key: getattr(value, "held", value) for key, value in there.state_dict().items()}
     here.load_state_dict(state)  # k-means is faiss's on the CPU, whose clusters may differ
     for epoch in range(2):
         given = batch(here, epoch)

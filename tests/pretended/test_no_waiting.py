@@ -178,7 +178,7 @@ def test_a_broken_step_does_not_reach_a_hierarchy() -> None:
     loss_fn = made("ntxent", "hierarchy", "eliminate")
     with pretended():
         loss_fn.to("cuda")
-        one, other, ids = (on_device(x) for x in batch(0))
+        one, _, ids = (on_device(x) for x in batch(0))
         before = copy.deepcopy(loss_fn.state_dict())
         detector = loss_fn.detector
         detector.collect(ids, one, sound=on_device(torch.tensor(False)))

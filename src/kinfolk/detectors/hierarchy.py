@@ -6,6 +6,7 @@ Dimension key: R rows of a block, C candidates, H levels, N data set, B samples 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -18,7 +19,8 @@ from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.hierarchy_update import Rule
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import Keys, Roles
+from kinfolk.detectors.shared_labels import same_label
+from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 
 
@@ -95,8 +97,8 @@ class Hierarchy(Detector):
     def find(self, block: Block) -> Found:
         if not self.started or self.level == 1:
             return Found((Roles(),))
-        key_HR, key_HC = self.clusters.labels_of(block.row_ids), self.clusters.labels_of(block.candidate_ids)
-        return Found((Roles(kin=Keys(key_HR, key_HC, level=self.level - 1, graded=True)),))
+        keys = same_label(self.clusters.labels_of, self.clusters.num_samples, block)
+        return Found((Roles(kin=replace(keys, level=self.level - 1, graded=True)),))
 
     @property
     def collects(self) -> bool:  # type: ignore[override]

@@ -50,7 +50,11 @@ class Oracle(Detector):
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 
     def find(self, block: Block) -> Found:
-        return Found((Roles(kin=same_label(self.labels.unsqueeze(0), block, why="there are that many `labels`")),))
+        return Found((Roles(kin=same_label(self.labels_of, len(self.labels), block, why="there are that many `labels`")),))
+
+    def labels_of(self, ids: Tensor) -> Tensor:
+        """(1, …) the labels of some samples."""
+        return self.labels[ids].unsqueeze(0)
 
     def silent_reason(self) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())

@@ -22,11 +22,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.selection import SMALL, Cut, cut
-from kinfolk.detectors.shared_labels import members, refreshed_by
+from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Form, Interval, Mask, Roles, others
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Exact
@@ -113,7 +113,7 @@ class Ring(Detector):
         if start_upper is not None and not start_lower < start_upper <= 1:
             raise ValueError(f"`start_upper` (={start_upper}) must be above `start_lower` (={start_lower}) and at most 1")
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
-        self.clusters = None if num_clusters is None else ClusterLabels(num_samples or 0, None, num_clusters, seed=seed)
+        self.clusters = None if num_clusters is None else PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -168,7 +168,7 @@ class Ring(Detector):
         if self.clusters is None:
             close_RC = torch.zeros_like(kept_RC) if close is None else close.mask(block.sim_RC) > 0
             return Roles(kin=close, drop=Mask(~(kept_RC | close_RC)))
-        kin = members(self.clusters, block)
+        kin = same_cluster(self.clusters, block)
         kin_RC = torch.zeros_like(kept_RC) if kin is None else kin.mask(block.sim_RC) > 0
         bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
         return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
@@ -188,7 +188,7 @@ class Ring(Detector):
         return self.clusters is not None and epoch % self.every == 0
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        refreshed_by(self.clusters, features)
+        cluster_again(self.clusters, features)
 
     def __repr__(self) -> str:
         shown: dict[str, object] = {"lower": self.anneal.final, "upper": self.final_upper}
