@@ -42,7 +42,7 @@ class Cave(Detector):
 
     paper: ClassVar[str] = "Wu et al., ICLR 2021, appendix F"
     needs: ClassVar[str] = "clusters, refreshed each epoch"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(
         self,

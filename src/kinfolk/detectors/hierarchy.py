@@ -52,7 +52,7 @@ class Hierarchy(Detector):
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
     needs: ClassVar[str] = "one DBSCAN of all samples"
-    addresses: ClassVar[bool] = True
+    num_samples: int
     on_host = ("started",)
     started: Tensor
 
@@ -79,6 +79,7 @@ class Hierarchy(Detector):
             raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
         if min_samples > num_samples:
             raise ValueError(f"`min_samples` (={min_samples}) must be at most the number of samples (={num_samples})")
+        self.num_samples = num_samples
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
         similarity = _similarity(radii or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples

@@ -82,7 +82,7 @@ class IFND(Detector):
 
     paper: ClassVar[str] = "Chen et al., ICLR 2022"
     needs: ClassVar[str] = "clusters, refreshed each epoch"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(
         self,
@@ -155,9 +155,6 @@ class IFND(Detector):
     @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.rate(1.0) > 0
-
-    def set_loss_temperature(self, temperature: float) -> None:
-        self.loss_temperature = temperature
 
     def silent_reason(self) -> str | None:
         if round(self.final_rate * self.num_samples) < 2:

@@ -44,7 +44,7 @@ class Neighbours(Detector):
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
     needs: ClassVar[str] = "clusters, refreshed each epoch"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(
         self,

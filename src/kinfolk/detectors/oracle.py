@@ -36,7 +36,7 @@ class Oracle(Detector):
 
     paper: ClassVar[str] = "true labels; attracted: Khosla et al., NeurIPS 2020"
     needs: ClassVar[str] = "labels"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(self, labels: Tensor | None = None, labels_file: str | Path | None = None) -> None:
         super().__init__()
@@ -46,6 +46,7 @@ class Oracle(Detector):
             raise UsageError("the oracle needs labels and the data has none; use labelled data, --labels-from-folders, or `labels_file`")
         if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or not len(labels):
             raise ValueError(f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the shape (num_samples,)")
+        self.num_samples = len(labels)
         self.labels: Tensor
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, TakesMetrics
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.selection import SMALL, Cut, cut
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
@@ -34,7 +34,7 @@ from kinfolk.stores.per_sample import Exact
 Bounds = Literal["exact", "learned"]
 
 
-class Ring(Detector):
+class Ring(Detector, TakesMetrics):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
     The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its negatives. Those from ⌊upper·n⌋ on, too
@@ -74,7 +74,6 @@ class Ring(Detector):
 
     paper: ClassVar[str] = "Wu et al., ICLR 2021"
     needs: ClassVar[str] = "lower, upper"
-    variants: ClassVar[Mapping[str, Mapping[str, object]]] = {"learned": {"boundaries": "learned"}}
 
     def __init__(
         self,
@@ -106,7 +105,8 @@ class Ring(Detector):
             raise ValueError("`num_samples` must be given for learned boundaries and for clusters: they are kept by sample id")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
-        self.final_upper, self.start_upper, self.num_samples, self.draw, self.every = upper, start_upper, num_samples, draw, every
+        self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
+        self.num_samples = num_samples if boundaries == "learned" or num_clusters is not None else None
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
         if start_upper is not None and anneal == "none":
             raise ValueError(f"`start_upper` (={start_upper}) must be None with `anneal` (='none'): the bounds then never move")
@@ -132,10 +132,6 @@ class Ring(Detector):
     def upper(self) -> float:
         """The present upper share."""
         return self.final_upper if self.start_upper is None else self.anneal.between(self.start_upper, self.final_upper)
-
-    @property
-    def addresses(self) -> bool:  # type: ignore[override]
-        return self.boundaries is not None or self.clusters is not None
 
     @property
     def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]

@@ -186,7 +186,7 @@ class MoCo(Framework):
 def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     """Whether the keys are to be the teacher of the objective's detector."""
     detector = objective.detector
-    taught = detector is not None and detector.reads == "teacher"
+    taught = detector is not None and detector.guidance.reads == "teacher"
     if taught and symmetric:
         raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
     if taught and getattr(teacher_of(detector), "momentum", None) is not None:

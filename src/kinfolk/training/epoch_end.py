@@ -25,6 +25,7 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
+from kinfolk.detectors.base import wants
 from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
@@ -128,7 +129,7 @@ class Knn:
 
 def steered_by_knn(framework: Framework) -> bool:
     """Whether a detector of the framework uses the nearest-neighbour accuracy."""
-    return any("knn" in detector.wanted_metrics for detector in framework.detectors)
+    return any(wants(detector, "knn") is not None for detector in framework.detectors)
 
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
