@@ -2,8 +2,8 @@
 
 - IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018. The loss is
   equation 3 of Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021.
-- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two views. The loss is the sum of two losses of
-  IR with the banks swapped, as in section 2 of the ICLR paper.
+- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two views. The loss is the sum of two losses
+  of IR with the banks swapped, as in section 2 of the ICLR paper.
 - LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3.
 
 Dimension key: V views, B batch, D embedding (of one part, for CMC), N data set, K drawn candidates.
