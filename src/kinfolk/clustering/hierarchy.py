@@ -1,5 +1,5 @@
-"""Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3;
-and the share of samples that conform to a hierarchy (section 5.3).
+"""Online hierarchical clustering: Tang et al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, section 4.3.
+Also measures what share of the samples conform to a hierarchy (section 5.3).
 
 Levels are counted from 1 as in the paper; at level 1 every sample is its own cluster.
 
@@ -26,9 +26,9 @@ from kinfolk.stores.per_sample import Arriving, check_ids, skips
 def conforming(labels: Tensor, *, strict: bool = False) -> float:
     """Share in [0, 1] of the samples that conform, of (H, N) labels from the lowest level to the highest.
 
-    A sample conforms if at every higher level it is with most of each of its lower clusters (the smallest label where two are equally
-    many). `strict`: with all of it, so that one stray sample speaks against the whole cluster. Nested labels: 1. The paper gives figures
-    (k-means 73.88 %, DBSCAN 97.3 %) and no definition.
+    A sample conforms if, at every higher level, it is in the same cluster as most samples of each of its lower clusters (in a tie, the
+    smallest label counts). With `strict`, as all of them, so that one sample elsewhere counts against its whole cluster. Nested labels
+    give 1. The paper reports figures (k-means 73.88 %, DBSCAN 97.3 %) without a definition.
 
     Example:
         >>> conforming(torch.tensor([[0, 0, 0, 1], [5, 5, 7, 7]]))
@@ -46,8 +46,8 @@ def conforming(labels: Tensor, *, strict: bool = False) -> float:
 
 
 def level_figures(labels: Tensor) -> dict[str, float]:
-    """What an epoch says of (H, N) levels: the share `conforming`; the share `clustered`, that are not alone at the highest level; the
-    share of all samples in its `largest_cluster`.
+    """Metrics of (H, N) levels: the share of samples that are `conforming`, the share that are `clustered` (not alone at the highest
+    level), and the share in its `largest_cluster`.
 
     Example:
         >>> level_figures(torch.tensor([[0, 1, 2, 3], [5, 5, 7, 8]]))
@@ -63,7 +63,7 @@ def level_figures(labels: Tensor) -> dict[str, float]:
 
 
 def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
-    """(N,) whether the sample's label above is that of most, or of all, of its cluster below."""
+    """(N,) whether the higher label of each sample is that of most, or of all, samples of its lower cluster."""
     low_N = torch.unique(low_N, return_inverse=True)[1]
     high_N = torch.unique(high_N, return_inverse=True)[1]
     span = int(high_N.max()) + 1
@@ -82,31 +82,31 @@ def _with_most(low_N: Tensor, high_N: Tensor, strict: bool) -> Tensor:
 
 
 class Hierarchy(nn.Module):
-    """H levels of labels over all samples, refined with every batch; the cost of an update depends on the batch, not on N.
+    """H levels of labels of all samples, refined with every batch. The cost of an update depends on the batch, not on N.
 
-    The same cluster at a level means the same cluster at every higher level, after every update (the cluster-preserve property). An update
-    goes from level 2 to H: every cluster that holds a sample of the batch is split by density peaks into at most `parts` parts made of
-    whole clusters of the level below; parts and clusters inside one cluster of the level above are merged where they are alike. The top
-    level has no border.
+    Samples that share a cluster at a level share one at every higher level, after every update (the cluster-preserve property). An update
+    goes from level 2 to H. Every cluster that contains a sample of the batch is split by density peaks into at most `parts` parts, made of
+    whole clusters of the level below. Parts and clusters inside one cluster of the level above are merged if they are similar. The top
+    level has no border. See `hierarchy_update.py`.
 
     Args:
         num_samples: N.
         levels: H, with level 1.
-        merge_similarity: σ_m, a number or one for each of the levels 2 … H: centres more alike are merged.
-        dim: D; None: as the first features show it.
+        merge_similarity: σ_m, a number or one for each of the levels 2 … H; centres that are more similar are merged.
+        dim: D; None: the size of the first features.
         parts: m.
         rule: "centres" or "propagation", for the split's assignment and for the merge.
-        max_units: the most units of one cluster, and the most siblings beside the touched ones, looked at in a step. Of a larger cluster
-            the touched units come first and the others count as one unit; and it merges into another over several steps.
-        feature_momentum: in [0, 1), of what a sample's feature was before: f ← normalised(m f + (1 − m) new). The views of one step tell
-            less of a sample than those of several.
+        max_units: maximum number of units of one cluster, and of its siblings that are not touched, that are used in a step. Of a larger
+            cluster, the touched units are used first, and the others count as one unit; merging it into another takes several steps.
+        feature_momentum: m in [0, 1) of f ← normalised(m f + (1 − m) new), because the views of several steps describe a sample better
+            than those of one.
 
-    State: `tree`, the features of all samples, the levels, the sums and sizes of all clusters. Memory is linear in N · H. The
-    same updates give the same state.
+    State: `tree`, with the features of all samples, the levels, and the sums and sizes of all clusters, on the CPU. Memory is linear in
+    N · H. The same updates give the same state.
 
-    Deviates from the paper in: σ_m may differ between the levels, which with one σ_m for all tend to become equal; the limit `max_units`;
-    features that are moving averages, of which the paper says nothing; the details of density peaks and label propagation, which it leaves
-    to a supplement (see `split.py`, `propagation.py`).
+    Deviates from the paper in: σ_m may differ between the levels, because with one σ_m for all they tend to become equal; the limit
+    `max_units`; moving averages of the features; the details of density peaks and label propagation, which the paper leaves to a
+    supplement.
 
     Example:
         >>> hierarchy = Hierarchy(4, levels=2, merge_similarity=0.8)

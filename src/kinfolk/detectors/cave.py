@@ -20,13 +20,13 @@ from kinfolk.pairs import Block
 
 
 class Cave(Detector):
-    """Negatives are only the candidates of the anchor's own k-means cluster; nobody is kin.
+    """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as kin.
 
-    An anchor whose cluster holds no other candidate keeps all its negatives. Before the first clustering everybody does.
+    An anchor whose cluster contains no other candidate keeps all its negatives. Before the first clustering, all anchors do.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: K, below N; a tuple: members of the anchor's cluster in any of several clusterings.
+        num_clusters: K, below N. With a tuple, there are several clusterings, and candidates of the anchor's cluster in any of them remain.
         every: epochs between two clusterings.
         seed: of the clusterings.
         iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.

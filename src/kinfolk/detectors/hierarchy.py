@@ -1,4 +1,4 @@
-"""Hierarchy: the levels of RCL's online clustering say who is kin, and how nearly. Tang et al., ECCV 2022, section 4.3 and equation 9.
+"""Hierarchy: kin share a cluster of RCL's online clustering, to a degree. Tang et al., ECCV 2022, section 4.3 and equation 9.
 
 Dimension key: R rows of a block, C candidates, H levels, N data set, B samples of a step, V views, D embedding.
 """
@@ -27,21 +27,21 @@ from kinfolk.pairs import Block
 class Hierarchy(Detector):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step refines.
 
-    For `reweight` the degree of kinship is the share of all H levels, level 1 among them, at which the two agree (P_c of equation 9): the
-    nearer, the less of a negative. Nobody is kin before the hierarchy starts.
+    The degree of kinship is the share of all H levels, including level 1, at which the two share a cluster (P_c of equation 9). With
+    `reweight`, kin of a higher degree count less as negatives. Nothing is flagged before the hierarchy starts.
 
     Args:
         num_samples: N.
-        levels: H; level 1 is every sample its own.
-        level: at which level, counted from 1, a shared cluster means kin; None: the highest. At level 1 nobody is kin.
+        levels: H; at level 1 every sample is its own cluster.
+        level: the level, counted from 1, at which a shared cluster means kin; None: the highest. At level 1 nothing is flagged.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
+        radii: of DBSCAN for the levels 2 … H, growing; None: fitted to the first embeddings, see `fitting_radii`.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
-            With each epoch a radius that was fitted becomes the one at which as many samples are cores as at the start.
+            In every epoch, fitted radii are set to those at which as many samples are cores as at the start.
         parts, rule, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
-    State: the hierarchy, its radii where they are fitted, and whether it has started.
+    State: the hierarchy, its radii if they are fitted, and whether it has started.
 
     Example:
         >>> detector = Hierarchy(num_samples=4, levels=2, radii=[0.3], min_samples=2)
@@ -103,7 +103,7 @@ class Hierarchy(Detector):
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
-        """Once it has started: the start itself goes by the features of all samples."""
+        """True once it has started. The start itself uses the features of all samples."""
         return bool(self.started)
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
@@ -160,7 +160,7 @@ class Hierarchy(Detector):
         return level_figures(self.clusters.labels) if self.started else {}
 
     def _follow_radii(self) -> None:
-        """Where σ_m goes by radii that were fitted, here or before a resume."""
+        """Sets σ_m by the radii, if it is not given and they are known."""
         if self.merge_similarity is None and self.radii.values is not None:
             self.clusters.merge_similarity = _similarity(self.radii.values)
 
@@ -172,6 +172,6 @@ class Hierarchy(Detector):
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
-    """A little below that of two samples r apart, 1 − r² / 2: there clusters may dissolve, as views of a sample differ too and a split is
-    tried with every step; much below it one may swallow the others."""
+    """A little below the similarity 1 − r² / 2 of two samples at the distance r. At that similarity clusters may dissolve, because views
+    of a sample differ too and a split is tried in every step. Much below it, one cluster may absorb the others."""
     return tuple(max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii)

@@ -30,13 +30,13 @@ from kinfolk.stores.per_sample import Collected
 
 Source = Literal["pass", "bank"]
 USUAL_TEMPERATURE = 0.2
-"""t of the confidence for a detector that no objective was built with: MoCo v2's."""
+"""t of the confidence for a detector without an objective: that of MoCo v2."""
 
 
 class IFND(Detector):
-    """Kin are the candidates of the anchor's own k-means cluster, as far as both labels are accepted; more are, the longer it trains.
+    """Kin are the candidates of the anchor's k-means cluster, if both labels are accepted. The accepted share grows during training.
 
-    At each refresh all samples' features are clustered, once for each k; a label's confidence is (equation 2)
+    At each refresh the features of all samples are clustered, once for each k. The confidence of a label is (equation 2)
 
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
@@ -45,20 +45,20 @@ class IFND(Detector):
     are accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean over levels. Before the first
     refresh nothing is flagged: the loss is that without a detector, bit for bit.
 
-    In a training it is refreshed before every `every`-th epoch, as far as the rate is above 0, and once more after the last epoch, so that
-    its labels describe the finished encoder. With "linear" the last refresh before an epoch has the final rate. Where `every` is not
-    below the number of epochs, "linear" and "step" flag nothing: there is no epoch that such a refresh would come before.
+    In a training it is refreshed before every `every`-th epoch, if the rate is above 0, and once more after the last epoch, so that its
+    labels describe the final encoder. With "linear" the last refresh before an epoch has the final rate. If `every` is not below the
+    number of epochs, "linear" and "step" flag nothing, because there is no refresh with a rate above 0 before an epoch.
 
     Args:
         num_samples: N; ids are in [0, N).
         num_clusters: k of each level, below N; a number: of the only level. None: N/500, three and ten times that, which are the paper's
             for CIFAR-100.
-        schedule, final_rate: how the accepted share grows, and to what.
+        schedule, final_rate: how the accepted share grows, and its final value.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
         every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
-        source: "pass" embeds all samples without augmentation before an epoch; "bank" takes the mean over views of each sample's embedding
-            as it was last computed in training, which costs nothing more. A sample that was not seen yet has no kin.
+        source: "pass" embeds all samples without augmentation before an epoch; "bank" uses the mean over views of each sample's embedding
+            as it was last computed in training, at no extra cost. A sample that was not seen yet has no kin.
         temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one temperature). The objective that is built with
             the detector sets it; a training takes a learned one as it is at the refresh; 0.2 without an objective.
         step_at: share of the training after which "step" accepts.

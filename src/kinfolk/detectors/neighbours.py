@@ -17,7 +17,7 @@ from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 
 USUAL_SIZE = 43
-"""Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million pictures."""
+"""Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million images."""
 
 
 class Neighbours(Detector):
@@ -25,14 +25,14 @@ class Neighbours(Detector):
 
         C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor
 
-    Candidates outside of B_i are dropped, kin or not; those at exactly the last similarity all stay. Before the first `refresh` nobody
-    is kin.
+    Candidates outside of B_i are dropped, kin or not; all candidates at exactly the last similarity stay. Nothing is flagged before the
+    first `refresh`.
 
     Args:
         num_samples: N.
         num_clusters: of each clustering; None: one for every 43 samples, as in the paper.
-        num_clusterings: L, which differ in their seed.
-        num_background: size of B_i; all candidates where there are no more, or with None.
+        num_clusterings: L clusterings with different seeds.
+        num_background: size of B_i. All candidates if there are no more, or with None.
         every: epochs between two clusterings.
         space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one) or the encoder's "features".
         warm_start: clusterings start from the last centroids.

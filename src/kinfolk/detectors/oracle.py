@@ -1,4 +1,4 @@
-"""Oracle: the labels themselves say what is kin. A detector without mistakes, and the reference for precision and recall.
+"""Oracle: kin are the samples with the same true label. A detector without mistakes, and the upper bound for all others.
 
 Dimension key: R rows of a block, C candidates, N data set.
 """

@@ -27,7 +27,7 @@ class Teacher(Detector):
     With `reweight` the degrees are taken from the weights of the negatives; "eliminate" is refused.
 
     The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which sees a third, weak view; for `moco`
-    and `mocov3` it is the momentum encoder. Without a teacher, as for a bare loss, the similarities of the block stand in for it. No
+    and `mocov3` it is the momentum encoder. Without a teacher, as for a bare loss, the similarities of the block are used instead. No
     state of its own.
 
     Args:

@@ -151,7 +151,7 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
 
 
 def _require_guide(method: Method, detector: Detector | None) -> None:
-    """Refuses a detector that goes by embeddings which the framework does not have."""
+    """Refuses a detector that needs embeddings which the framework does not have."""
     reads = None if detector is None else detector.guidance.reads
     if reads is None or reads in FRAMEWORKS[method.framework].guides:
         return

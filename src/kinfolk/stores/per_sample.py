@@ -17,7 +17,7 @@ COARSE = (torch.bfloat16, torch.float16)
 
 
 class OnHost(nn.Module):
-    """A module some of whose buffers stay on the CPU wherever it moves: numbers that the host goes by in every step."""
+    """A module some of whose buffers stay on the CPU wherever it moves, because the host reads them in every step."""
 
     on_host: ClassVar[tuple[str, ...]] = ()
 
