@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/clustering.py [--data FILE.npz]
 
-15,000 pictures of 32×32, simclr+ifnd with k = {100, 300, 1000}, resnet10 of width 16, batch 256, in one run: two epochs of training
+15,000 images of 32×32, simclr+ifnd with k = {100, 300, 1000}, resnet10 of width 16, batch 256, in one run: two epochs of training
 (`--epochs`), of which the last is timed step by step; then an embedding pass, and refreshes with the features before and after that epoch.
 `--data`: arrays x_train (N, 32, 32, 3) and y_train; without it the bundled digits, enlarged, repeated and with noise, so that no two are
 equal. What is measured of labels holds for an encoder of so few epochs and no further.
@@ -34,7 +34,7 @@ CLUSTERS, BATCH, SIDE = (100, 300, 1000), 256, 32
 REFRESH_SHARE, TEST_SHARE = 3.0, 2.0
 
 
-class Pictures:
+class Images:
     """Pixels and labels in memory."""
 
     def __init__(self, path: Path | None, number: int) -> None:
@@ -63,7 +63,7 @@ class Pictures:
 class Training:
     """A framework with its optimiser; one call is one step, and returns its seconds."""
 
-    def __init__(self, method: str, data: Pictures, **arguments: object) -> None:
+    def __init__(self, method: str, data: Images, **arguments: object) -> None:
         torch.manual_seed(0)
         encoder = build_encoder("resnet10", stem="cifar", width=16)
         head = projection_head(encoder.output_size, 128, 128)
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="interleaved steps with and without detection")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    data = Pictures(options.data, options.samples)
+    data = Images(options.data, options.samples)
     training = Training("simclr+ifnd", data, num_clusters=CLUSTERS, source="bank")
     bank = training.framework.objective.detector
     assert isinstance(bank, IFND)
@@ -146,7 +146,7 @@ def main() -> None:
     second = training.features()
     embedding = time.perf_counter() - start
     what = "the bundled digits, enlarged and repeated" if options.data is None else options.data.name
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {len(data):,} pictures: {what}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {len(data):,} images: {what}")
     print(f"epoch {epoch:.1f} s, measured ({len(steps)} steps of {BATCH}, median {step * 1e3:.0f} ms)")
 
     cold_start = IFND(len(data), CLUSTERS, schedule="constant", warm_start=False)

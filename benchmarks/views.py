@@ -84,9 +84,9 @@ def lightly(case: Case, pixels: torch.Tensor) -> Run:
     import_module("torchvision_stub")
     transforms, image = import_module("lightly.transforms"), import_module("PIL.Image")
     transform = transforms.SimCLRTransform(input_size=case.size, cj_strength=case.strength, gaussian_blur=case.blur)
-    pictures = [image.fromarray(pixels[index % len(pixels)].numpy()) for index in range(case.lightly_images)]
+    images = [image.fromarray(pixels[index % len(pixels)].numpy()) for index in range(case.lightly_images)]
     loader = DataLoader(
-        _Transformed(pictures, transform), batch_size=case.batch, num_workers=torch.get_num_threads(), persistent_workers=True
+        _Transformed(images, transform), batch_size=case.batch, num_workers=torch.get_num_threads(), persistent_workers=True
     )
 
     def run() -> int:
@@ -96,14 +96,14 @@ def lightly(case: Case, pixels: torch.Tensor) -> Run:
 
 
 class _Transformed(torch.utils.data.Dataset[Any]):
-    def __init__(self, pictures: list[Any], transform: Callable[[Any], Any]) -> None:
-        self.pictures, self.transform = pictures, transform
+    def __init__(self, images: list[Any], transform: Callable[[Any], Any]) -> None:
+        self.images, self.transform = images, transform
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(self.pictures[index])
+        return self.transform(self.images[index])
 
 
 def measure(case: Case, repetitions: int, seconds: float) -> None:

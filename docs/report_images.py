@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from pictures import COLOURS, IMAGES, taken
+from guide_images import COLOURS, IMAGES, screenshot
 from PIL import Image
 
 SHOTS = {  # name: (first and last element, width, scheme)
@@ -33,8 +33,8 @@ def main(run: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name, (first, last, width, scheme) in SHOTS.items():
-            picture = Image.open(io.BytesIO(taken(browser, run / "report.html", first, last, width, scheme)))
-            picture.convert("RGB").quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
+            image = Image.open(io.BytesIO(screenshot(browser, run / "report.html", first, last, width, scheme)))
+            image.convert("RGB").quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
         browser.close()
 
 

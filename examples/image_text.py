@@ -1,4 +1,4 @@
-"""Image and text in a plain PyTorch loop: FastCLIP with learned thresholds on made-up pictures with two captions each.
+"""Image and text in a plain PyTorch loop: FastCLIP with learned thresholds on made-up images with two captions each.
 
 Run: python examples/image_text.py
 """
@@ -14,17 +14,17 @@ NUM_IMAGES, CAPTIONS, WORDS, LENGTH = 256, 2, 64, 6
 
 
 def made_up() -> tuple[Tensor, Tensor]:
-    """(N, 48) pictures and (N, 6) captions of N samples: each picture shows three of 64 things, its captions name them among others."""
+    """(N, 48) images and (N, 6) captions of N samples: each image shows three of 64 things, its captions name them among others."""
     things = torch.randint(WORDS, (NUM_IMAGES, 3)).repeat_interleave(CAPTIONS, 0)
-    pictures = torch.randn(WORDS, 48)[things].sum(1)
-    return pictures, torch.cat((things, torch.randint(WORDS, (len(things), LENGTH - 3))), 1)
+    images = torch.randn(WORDS, 48)[things].sum(1)
+    return images, torch.cat((things, torch.randint(WORDS, (len(things), LENGTH - 3))), 1)
 
 
 def main() -> None:
     torch.manual_seed(0)
-    pictures, captions = made_up()
-    num_samples, num_epochs, batch_size = len(pictures), 6, 64
-    group_ids = torch.arange(num_samples) // CAPTIONS  # captions of one picture are never each other's negatives
+    images, captions = made_up()
+    num_samples, num_epochs, batch_size = len(images), 6, 64
+    group_ids = torch.arange(num_samples) // CAPTIONS  # captions of one image are never each other's negatives
 
     image_tower = nn.Sequential(nn.Linear(48, 128), nn.ReLU(), nn.Linear(128, 32))
     text_tower = nn.Sequential(nn.EmbeddingBag(WORDS, 128), nn.ReLU(), nn.Linear(128, 32))
@@ -39,8 +39,8 @@ def main() -> None:
         loss_fn.set_progress(epoch, num_epochs)
         total = 0.0
         for ids in torch.split(torch.randperm(num_samples), batch_size):
-            images, texts = image_tower(pictures[ids] + 0.1 * torch.randn(len(ids), 48)), text_tower(captions[ids])
-            loss = loss_fn(images, texts, ids, group_ids[ids])
+            image_z, text_z = image_tower(images[ids] + 0.1 * torch.randn(len(ids), 48)), text_tower(captions[ids])
+            loss = loss_fn(image_z, text_z, ids, group_ids[ids])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

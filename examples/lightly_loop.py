@@ -24,7 +24,7 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that
 
 
 class Digits(Dataset[tuple[Tensor, Tensor, int]]):
-    """Two views of a picture, and the sample's id."""
+    """Two views of an image, and the sample's id."""
 
     def __init__(self) -> None:
         self.images = (load_digits().images * 15.9).astype("uint8")[:512]

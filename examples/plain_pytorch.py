@@ -13,7 +13,7 @@ import kinfolk as kf
 
 
 def view(pixels: Tensor) -> Tensor:
-    """A random view of 8x8 pictures: shifted by up to one pixel, with noise."""
+    """A random view of 8x8 images: shifted by up to one pixel, with noise."""
     across, down = torch.randint(-1, 2, (2,)).tolist()
     return pixels.roll((down, across), (1, 2)) + 0.2 * torch.randn_like(pixels)
 

@@ -8,9 +8,12 @@ second and shares no state with the tests. There is one server for each pytest p
 from __future__ import annotations
 
 import multiprocessing
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch.multiprocessing.spawn import start_processes
 
@@ -48,6 +51,28 @@ def start(function: Callable[..., None], *args: Any) -> ForkServerProcess:
     process = _context().Process(target=function, args=args)
     process.start()
     return process
+
+
+class Ended(NamedTuple):
+    """A program that has ended: its exit code and what it has written."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_program(function: Callable[..., None], folder: Path, *args: Any) -> Ended:
+    """Runs `function(*args)` in a process of its own as if it were a program. `folder` holds what it writes."""
+    process = start(_as_program, function, str(folder), args)
+    process.join()
+    return Ended(process.exitcode or 0, *((folder / name).read_text(encoding="utf-8") for name in ("out.txt", "err.txt")))
+
+
+def _as_program(function: Callable[..., None], folder: str, args: tuple[Any, ...]) -> None:
+    for number, name in ((1, "out.txt"), (2, "err.txt")):
+        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
+    warnings.simplefilter("ignore")
+    function(*args)
 
 
 def exit_codes(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> list[int]:

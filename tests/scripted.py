@@ -1,4 +1,4 @@
-"""A detector for the tests that says what it is told, by sample ids."""
+"""A detector for the tests that returns the kin that a function of the sample ids gives."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ LOSSES: dict[str, Callable[..., Bimodal[Any]]] = {
     "fastclip": lambda **given: FastCLIP(N, 0.3, 1.5, 0.7, None, 0.1, **given),
 }
 DETECTORS: dict[str, Callable[[], Detector | None]] = {
-    "nobody": lambda: None,
+    "none": lambda: None,
     "glofnd": lambda: GloFND(N, alpha=0.2, init="quantile"),
     "shared": lambda: GloFND(N, alpha=0.2, rule="adam", init="quantile", shared=True),
     "late": lambda: StartAt(GloFND(N, alpha=0.2, init="quantile"), epoch=1, update_from=0),
     "fnc": lambda: FNC(top_k=2),
-    "everybody": lambda: FNC(min_similarity=-1.0),
+    "all": lambda: FNC(min_similarity=-1.0),
 }
 
 
@@ -76,7 +76,7 @@ def test_together_equals_apart(monkeypatch: pytest.MonkeyPatch, name: str, detec
 @pytest.mark.parametrize("min_negatives", [1, 3, 20])
 @pytest.mark.parametrize("watched", [False, True])
 def test_spared_negatives_are_those_of_the_other_direction(monkeypatch: pytest.MonkeyPatch, min_negatives: int, watched: bool) -> None:
-    """Nobody is left but the spared ones, and ties among them are broken once."""
+    """Only the spared ones are left, and ties among them are broken once."""
     made = [CLIPLoss(0.3, detector=FNC(min_similarity=-1.0), min_negatives=min_negatives, block_rows=4).double() for _ in range(2)]
     if watched:
         for loss_fn in made:
@@ -98,7 +98,7 @@ def test_one_frozen_tower(monkeypatch: pytest.MonkeyPatch, frozen: int) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
-@pytest.mark.parametrize("detector", ["nobody", "fnc", "everybody"])
+@pytest.mark.parametrize("detector", ["none", "fnc", "all"])
 def test_gradcheck(detector: str) -> None:
     images, texts, ids = (x[:5] for x in batch(0))
     images, texts = images.detach().requires_grad_(), texts.detach().requires_grad_()

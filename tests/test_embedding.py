@@ -9,22 +9,14 @@ from torch import Tensor, nn
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import embed, evaluating
 from kinfolk.errors import KinfolkError
+from tests.data.images import PixelData
 
 
-class Pictures:
-    """Stands for the prepared data: random pixels."""
+class Images(PixelData):
+    """Random pixels."""
 
     def __init__(self, count: int) -> None:
-        self.all = torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def pixels(self, ids: Tensor) -> Tensor:
-        return self.all[ids]
-
-    def aspect(self, ids: Tensor) -> Tensor:
-        return torch.ones(len(ids))
+        super().__init__(torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
 
 
 class Encoder(nn.Module):
@@ -62,7 +54,7 @@ VIEWS = Views("simclr", size=8)
 
 
 def test_equals_one_pass_in_data_order_whatever_the_batch() -> None:
-    encoder, data = Encoder(), Pictures(11)
+    encoder, data = Encoder(), Images(11)
     with torch.no_grad(), evaluating(encoder):
         expected = encoder(VIEWS.evaluate(data.all))
     for batch_size in (1, 4, 11, 100):
@@ -78,7 +70,7 @@ def test_statistics_modes_and_random_state_are_left_alone() -> None:
     modes = [part.training for part in encoder.modules()]
     state = {name: value.clone() for name, value in encoder.state_dict().items()}
     random = torch.get_rng_state()
-    embed(encoder, Pictures(6), VIEWS, batch_size=4)
+    embed(encoder, Images(6), VIEWS, batch_size=4)
     assert [part.training for part in encoder.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in encoder.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
@@ -86,7 +78,7 @@ def test_statistics_modes_and_random_state_are_left_alone() -> None:
 
 def test_modes_come_back_after_an_error() -> None:
     encoder = Encoder().train()
-    data = Pictures(6)
+    data = Images(6)
     data.all = data.all[:4]  # the last batch can't be read
     with pytest.raises(IndexError):
         embed(encoder, data, VIEWS, torch.arange(6), batch_size=4)
@@ -94,7 +86,7 @@ def test_modes_come_back_after_an_error() -> None:
 
 
 def test_frameworks_give_features_or_embeddings() -> None:
-    framework, data = Framework(), Pictures(5)
+    framework, data = Framework(), Images(5)
     assert torch.equal(embed(framework, data, VIEWS), embed(framework.encoder, data, VIEWS))
     z = embed(framework, data, VIEWS, projected=True)
     assert z.shape == (5, 2)
@@ -111,28 +103,28 @@ def test_an_encoder_with_a_part_called_features_is_no_framework() -> None:
             out: Tensor = self.features(x).mean((2, 3))
             return out
 
-    assert embed(Vgg(), Pictures(3), VIEWS).shape == (3, 4)
+    assert embed(Vgg(), Images(3), VIEWS).shape == (3, 4)
 
 
 def test_autocast_is_as_asked_and_the_result_is_float32() -> None:
     encoder = Encoder()
-    assert embed(encoder, Pictures(2), VIEWS, autocast=torch.bfloat16).dtype == torch.float32
+    assert embed(encoder, Images(2), VIEWS, autocast=torch.bfloat16).dtype == torch.float32
     assert encoder.types == {torch.bfloat16}
     encoder.types.clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):  # that of the caller has no say
-        embed(encoder, Pictures(2), VIEWS)
+        embed(encoder, Images(2), VIEWS)
     assert encoder.types == {torch.float32}
 
 
 def test_the_bar_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    encoder, data = Encoder(), Pictures(5)
+    encoder, data = Encoder(), Images(5)
     assert torch.equal(embed(encoder, data, VIEWS, progress=True, batch_size=2), embed(encoder, data, VIEWS, batch_size=2))
 
 
 def test_wrong_use_is_refused() -> None:
     with pytest.raises(ValueError, match="`projected` needs a framework; Encoder"):
-        embed(Encoder(), Pictures(2), VIEWS, projected=True)
+        embed(Encoder(), Images(2), VIEWS, projected=True)
     with pytest.raises(ValueError, match=r"`batch_size` \(=0\)"):
-        embed(Encoder(), Pictures(2), VIEWS, batch_size=0)
+        embed(Encoder(), Images(2), VIEWS, batch_size=0)
     with pytest.raises(KinfolkError, match="no samples to embed"):
-        embed(Encoder(), Pictures(2), VIEWS, torch.tensor([], dtype=torch.long))
+        embed(Encoder(), Images(2), VIEWS, torch.tensor([], dtype=torch.long))

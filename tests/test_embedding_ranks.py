@@ -11,7 +11,7 @@ import torch.distributed as dist
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import embed, embed_in_parts
 from tests.ranks import spawn
-from tests.test_embedding import Framework, Pictures
+from tests.test_embedding import Framework, Images
 
 NUM_SAMPLES = 11
 
@@ -22,13 +22,13 @@ def made(rank: int) -> Framework:
     norm = framework.encoder.body[1]
     assert isinstance(norm, torch.nn.BatchNorm2d)
     assert norm.running_mean is not None
-    norm.running_mean += rank  # each rank has seen other pictures
+    norm.running_mean += rank  # each rank has seen other images
     return framework.train()
 
 
 @pytest.mark.parametrize("projected", [True, False])
 def test_one_process_embeds_all(projected: bool) -> None:
-    data, views = Pictures(NUM_SAMPLES + 3), Views("plain", 8)
+    data, views = Images(NUM_SAMPLES + 3), Views("plain", 8)
     got = embed_in_parts(made(0), data, views, NUM_SAMPLES, projected=projected)
     assert torch.equal(got, embed(made(0), data, views, torch.arange(NUM_SAMPLES), projected=projected))
 
@@ -43,7 +43,7 @@ def _child(rank: int, folder: str) -> None:
         shown.extend(steps)
         return steps
 
-    found = embed_in_parts(framework, Pictures(NUM_SAMPLES + 3), Views("plain", 8), NUM_SAMPLES, batch_size=2, progress=track)
+    found = embed_in_parts(framework, Images(NUM_SAMPLES + 3), Views("plain", 8), NUM_SAMPLES, batch_size=2, progress=track)
     assert framework.training
     assert shown == [0, 2, 4]
     torch.save(found, f"{folder}/{rank}.pt")
@@ -52,7 +52,7 @@ def _child(rank: int, folder: str) -> None:
 
 def test_ranks_share_the_work(tmp_path: Path) -> None:
     spawn(_child, (str(tmp_path),), nprocs=2)
-    want = embed(made(0), Pictures(NUM_SAMPLES + 3), Views("plain", 8), torch.arange(NUM_SAMPLES))
+    want = embed(made(0), Images(NUM_SAMPLES + 3), Views("plain", 8), torch.arange(NUM_SAMPLES))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert torch.equal(first, second)
     torch.testing.assert_close(first, want)

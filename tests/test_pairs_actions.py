@@ -27,7 +27,7 @@ def test_kin_as_places_or_keys_are_kin_as_a_mask(action: Action) -> None:
 
 
 def test_a_row_short_of_negatives_is_given_back_its_least_similar() -> None:
-    """Anchor 0 has all others for kin, anchor 1 nobody: only the rows of anchor 0 are mended."""
+    """All others are kin of anchor 0, and none of anchor 1: only the rows of anchor 0 are mended."""
     z = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     detector = Scripted(lambda row, col: Roles(kin=Mask((row == 0) & (col >= 0))))
     loss_fn = NTXent(0.2, detector=detector, min_negatives=3)

@@ -6,6 +6,7 @@ import ast
 import doctest
 import graphlib
 import importlib
+import math
 import re
 import subprocess
 from collections.abc import Iterator
@@ -248,6 +249,7 @@ def with_python() -> list[str]:
 def test_code_in_the_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = fenced(ROOT / name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kinfolk.report.maps.MIN_POINTS_TSNE", math.inf)  # t-SNE of all digits takes seconds, and its tests are elsewhere
     exec(compile(program, name, "exec"), {"__name__": "__main__"})
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kinfolk.api import load as load
     from kinfolk.api import train as train
     from kinfolk.auditing import audit as audit
+    from kinfolk.clustering import PatchFeatures as PatchFeatures
     from kinfolk.comparing import compare as compare
     from kinfolk.detectors import FNC as FNC
     from kinfolk.detectors import IFND as IFND
@@ -62,6 +63,7 @@ _MODULE_OF = {
     "Neighbours": "kinfolk.detectors",
     "Oracle": "kinfolk.detectors",
     "Pairs": "kinfolk.pairs",
+    "PatchFeatures": "kinfolk.clustering",
     "RelativeContrast": "kinfolk.objectives",
     "Ring": "kinfolk.detectors",
     "SigLIPLoss": "kinfolk.objectives",

@@ -104,8 +104,8 @@ def train(
         progress=progress,
     )
     if report and run.rank == 0 and not run.unchanged:
-        write_report(run.path, run.images, progress=progress)
-    return replace(run, images=None)
+        write_report(run.path, run.images, run.features, progress=progress)
+    return replace(run, images=None, features=None)
 
 
 class Encoder(nn.Module):

@@ -100,11 +100,19 @@ def embed(
     else:
         device = torch.device(device)
         model.to(device)
-    features_NF: Tensor | None = None
+    features_NF, done = torch.empty(0), 0
     # Without the cache: weights cast under no_grad must not be reused by the caller's own training step.
     computing = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=False)
     transfer = Transfer(device, lambda batch: {"images": views.evaluate(batch["pixels"], batch["aspect"])})
-    returning, starts = Returning(device), range(0, len(ids), batch_size)
+    starts = range(0, len(ids), batch_size)
+
+    def write(features_BF: Tensor) -> None:
+        nonlocal features_NF, done
+        features_NF = features_NF if done else torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
+        features_NF[done : done + len(features_BF)] = features_BF
+        done += len(features_BF)
+
+    returning = Returning(write)
 
     def read(start: int) -> dict[str, Tensor]:
         ids_B = ids[start : start + batch_size]
@@ -116,14 +124,11 @@ def embed(
         torch.autocast(device.type, enabled=False),  # views are made in full precision
         closing(transferred(read, starts, transfer, threads=2 if transfer.is_ahead else 1)) as batches,
     ):
-        for start, batch in zip(_shown(starts, progress), batches, strict=True):
+        for _, batch in zip(_shown(starts, progress), batches, strict=True):
             with computing:
                 features_BF = forward(batch["images"]).float()
-            if features_NF is None:
-                features_NF = torch.empty(len(ids), features_BF.shape[1], dtype=torch.float32)
-            returning.add(features_NF[start : start + len(features_BF)], features_BF)
+            returning.add(features_BF)
         returning.finish()
-    assert features_NF is not None
     return features_NF
 
 

@@ -11,8 +11,10 @@ import csv
 import difflib
 import io
 import re
+import signal
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 LONGEST = 160
 _FORMULA = "=+-@＝＋－＠"
@@ -91,6 +93,34 @@ class KinfolkError(ValueError):
 
 class UsageError(KinfolkError):
     """Wrong use: an unknown name, a value out of range, or options that exclude each other."""
+
+
+class InterruptedRunError(KinfolkError):
+    """A signal has ended a training before its last epoch. The training can be resumed from its last checkpoint.
+
+    The newest one is kept in `latest`, so that the command line recognises the interruption even where the code that was running answered
+    with another error.
+
+    Args:
+        signal: the number of the signal.
+    """
+
+    latest: ClassVar[InterruptedRunError | None] = None
+
+    def __init__(self, message: str, signal: int = signal.SIGTERM) -> None:
+        super().__init__(message)
+        self.signal = int(signal)
+        InterruptedRunError.latest = self
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one.
+
+    Example:
+        >>> counted(1, "epoch"), counted(1200, "class")
+        ('1 epoch', '1,200 classes')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:

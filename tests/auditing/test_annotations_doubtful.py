@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import kinfolk as kf
-from tests.auditing.test_audit import clustered
+from tests.auditing.test_run_audit import clustered
 
 
 def test_planted_label_errors_are_found_and_corrected() -> None:

@@ -76,11 +76,11 @@ def test_a_folder_of_images_is_embedded_and_named(tmp_path: Path) -> None:
         textured(i, 160).save(folder / f"{i:02}.png")
     with open_input(folder, encoder_out=tmp_path / "encoder", epochs=1, progress=False) as found:
         assert found.features.shape[0] == 40
-        assert found.encoder == "a small encoder (resnet10, 32 × 32 pixels), trained on these images by simclr for 1 epoch"
+        assert found.origin.encoder == "a small encoder (resnet10, 32 × 32 pixels), trained on these images by simclr for 1 epoch"
         assert list(found.keys or ()) == [f"{i:02}.png" for i in range(40)]
         assert found.thumbnails is not None
         (square,) = found.thumbnails.squares([3])
     assert square.shape == (112, 112, 3), "from the original of 160 pixels, not from the 32 that the encoder sees"
     with open_input(folder, encoder=str(tmp_path / "encoder"), progress=False) as again:
         assert np.allclose(again.features, found.features, atol=1e-5)
-        assert again.encoder == f"the encoder of the run {tmp_path / 'encoder'}"
+        assert again.origin.encoder == f"the encoder of the run {tmp_path / 'encoder'}"

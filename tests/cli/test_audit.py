@@ -146,8 +146,8 @@ def test_advise_trains_audits_and_names_the_next_command(tmp_path: Path, capsys:
     assert "trained on these images by simclr for 1 epoch." in text
     assert "false negatives among 510 negatives" in text
     assert "Advice: " in text
-    (command,) = [line for line in said.splitlines() if line.startswith("Next: ")]
-    assert str(photos) in command
+    command = said.splitlines()[said.splitlines().index("Next:") + 1]
+    assert command.startswith(f"  kinfolk train --data {photos} --labels-from-folders")
     assert (tmp_path / "advice" / "encoder" / "model.safetensors").is_file()
     assert run("advise", photos, "--out", tmp_path / "advice") == 2
     assert "choose another folder with --out, or replace the audit with --overwrite" in " ".join(capsys.readouterr().err.split())
@@ -162,25 +162,20 @@ def printed(noise: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_features_are_judged_as_a_guide_for_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_good_features_are_advised_as_a_guide_and_the_command_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(0.05, tmp_path, capsys)
-    text = " ".join(" ".join(lines).split())
-    assert text.count("As a guide for training:") == 1
-    assert "are right (measured with the labels); attract the nearest." in text
-    (command,) = [line.removeprefix("Guided: ") for line in lines if line.startswith("Guided: ")]
-    words = shlex.split(command)
+    words = shlex.split(lines[lines.index("Next:") + 1])
     assert words[:2] == ["kinfolk", "train"]
     assert words[words.index("--method") + 1] == "simclr+guide:attract"
     assert Path(words[words.index("--guide") + 1]) == tmp_path / "x.npy"
-    key, _, alpha = words[words.index("--set") + 1].partition("=")
-    assert key == "detector.alpha"
-    assert 0 < float(alpha) <= 0.1
+    np.savez(tmp_path / "images.npz", images=np.random.default_rng(0).integers(0, 256, (200, 8, 8, 3), dtype=np.uint8))
+    words[words.index("--data") + 1], words[words.index("--out") + 1] = str(tmp_path / "images.npz"), str(tmp_path / "run")
+    assert run(*words[1:], "--epochs", "1", "--set", "model.width=4", "--no-report") == 0
 
 
-def test_features_that_are_too_weak_for_a_guide_suggest_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weak_features_suggest_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(5.0, tmp_path, capsys)
-    assert "As a guide for training: too weak" in " ".join(" ".join(lines).split())
-    (command,) = [line for line in lines if line.startswith("Without a guide: ")]
+    assert "too weak as a guide" in " ".join(" ".join(lines).split())
+    command = lines[lines.index("Next:") + 1]
     assert "--method simclr --set framework.prior=" in command
     assert float(command.rpartition("=")[2]) == pytest.approx(0.1, abs=0.01)
-    assert not [line for line in lines if line.startswith("Guided: ")]

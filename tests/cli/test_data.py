@@ -1,4 +1,4 @@
-"""Captions through the command: what is bad is named, and no caption ever moves to another picture."""
+"""Captions through the command: what is bad is named, and no caption ever moves to another image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kinfolk.cli import main
 from kinfolk.data.decode import digest
 from kinfolk.data.prepare import read_quarantine
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 
 def test_bad_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +26,7 @@ def test_bad_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "3.png,same words,",
         "4.png,four,mine",
     ]
-    rows += ["5.png,same  words,mine", "6.png,six,", "copy.png,a copy of six,", ",no picture,"]
+    rows += ["5.png,same  words,mine", "6.png,six,", "copy.png,a copy of six,", ",no image,"]
     (tmp_path / "t.csv").write_bytes("\n".join(["image,caption,group", *rows, ""]).encode() + b"1.png,caf\xe9,\n")
     with pytest.raises(SystemExit, match="0"):
         main(["data", str(tmp_path / "t.csv"), "--out", str(tmp_path / "scan"), "--workers", "0"])
@@ -46,4 +46,4 @@ def test_bad_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert pairs == {**expected, "a copy of six": "copy.png"}
     for row in table:
         assert row["digest"] == digest((tmp_path / row["key"].partition("#")[0]).read_bytes())
-    assert [row["group_id"] for row in table] == [0, 0, 2, 2, 2, 5, 5], "one picture; words and the user's group; a copy"
+    assert [row["group_id"] for row in table] == [0, 0, 2, 2, 2, 5, 5], "one image; words and the user's group; a copy"

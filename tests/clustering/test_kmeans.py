@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,20 +11,7 @@ from torch import Tensor
 from kinfolk.clustering import kmeans
 from kinfolk.clustering.kmeans import first_centroids
 from kinfolk.errors import KinfolkError
-
-THREADS = """
-import torch
-from kinfolk.clustering import kmeans
-torch.set_num_threads(2)
-g = torch.Generator().manual_seed(0)
-x = torch.randn(3000, 32, generator=g)
-for _ in range(5):  # faiss and torch bring an OpenMP each; they take turns
-    kmeans(x, 50, seed=0, iterations=3)
-    weights = torch.randn(512, 512, requires_grad=True)
-    (weights @ weights).softmax(1).sum().backward()
-import faiss
-print(faiss.omp_get_max_threads(), torch.get_num_threads())
-"""
+from tests.ranks import run_program
 
 
 def blobs(number: int, each: int, dim: int = 6, spread: float = 0.05, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -147,7 +133,16 @@ def test_wrong_arguments() -> None:
         kmeans(x[:, 0], 2, seed=0)
 
 
-def test_faiss_and_torch_in_one_process() -> None:
-    result = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=120, check=True)
-    assert result.stdout.split()[1] == "2"
-    assert result.stderr == ""
+def take_turns() -> None:
+    """faiss and torch bring an OpenMP each."""
+    torch.set_num_threads(2)
+    x = torch.randn(3000, 32, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        kmeans(x, 50, seed=0, iterations=3)
+        weights = torch.randn(512, 512, requires_grad=True)
+        (weights @ weights).softmax(1).sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.get_num_threads() == 2
+
+
+def test_faiss_and_torch_in_one_process(tmp_path: Path) -> None:
+    assert run_program(take_turns, tmp_path) == (0, "", "")

@@ -82,9 +82,9 @@ def test_an_unrefreshed_state_loads() -> None:
 
 
 def test_another_data_set_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="`labels` holds 60 samples, but `num_samples` is 61: use the same data set"):
+    with pytest.raises(RuntimeError, match="`labels` has the size 2 × 60, but `levels` × `num_samples` is 2 × 61: use the same data set"):
         made(num_samples=61).load_state_dict(made().state_dict())
-    with pytest.raises(RuntimeError, match=r"but `num_clusters` is \(5, 8\): use the same numbers of clusters"):
+    with pytest.raises(RuntimeError, match=r"`centroids` has the size .*, but `clusters` is 13: .* the same `num_clusters` \(=\(5, 8\)\)"):
         made(num_clusters=(5, 8)).load_state_dict(made().state_dict())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kinfolk.cli import main
-from kinfolk.cnce import experiment as cnce_toy
+from kinfolk.cnce import experiment
 
 
 def left(*arguments: str) -> int:
@@ -23,11 +23,11 @@ def left(*arguments: str) -> int:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """60 points in place of 2,000, 80 columns in place of the terminal's."""
 
-    def toy(**settings: Any) -> cnce_toy.Toy:
+    def toy(**settings: Any) -> experiment.Toy:
         return original(**{"num_points": 60, "num_negatives": 10, **settings})
 
-    original = cnce_toy.Toy
-    monkeypatch.setattr(cnce_toy, "Toy", toy)
+    original = experiment.Toy
+    monkeypatch.setattr(experiment, "Toy", toy)
     monkeypatch.setenv("COLUMNS", "80")
 
 

@@ -10,7 +10,7 @@ import torch
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.errors import KinfolkError, UsageError
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 
 def images(count: int = 5, height: int = 6, width: int = 7, channels: int = 3) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data import change_detection as unchanged
+from kinfolk.data import change_detection
 from kinfolk.data.change_detection import check_unchanged
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.errors import KinfolkError
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_unchanged_reads_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     def never(*_: object) -> str:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(unchanged, "digest", never)
+    monkeypatch.setattr(change_detection, "digest", never)
     check_unchanged(data.samples, open_source(root), data.quarantine)
 
 

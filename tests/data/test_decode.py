@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from kinfolk.data.decode import Decoded, RefusedError, decode, digest, read_file, strict_pillow, to_rgb
-from tests.data.pictures import noise, smooth
+from tests.data.images import noise, smooth
 
 CAP = 50_000_000
 

@@ -9,7 +9,7 @@ from kinfolk.data.folder import FileSource
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 
 def opened(root: Path, labels: bool = False) -> FileSource:

@@ -1,9 +1,12 @@
+"""Names of splits, and groups of samples that share an image, a caption or a group."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kinfolk.data.labels import group_ids
+from kinfolk.data.labels import SPLITS, VALIDATION_SPLITS, group_ids, split_name
+from kinfolk.data.open_source import open_source
 
 
 def slow_groups(digests: list[str], captions: list[str], groups: list[str | None]) -> list[int]:
@@ -40,3 +43,18 @@ def test_captions_that_differ_in_case_or_spaces_are_the_same() -> None:
 
 def test_several_captions_join_all_who_share_one() -> None:
     assert group_ids(["a", "b", "c", "d"], [("x", "y"), ("z",), ("y", "z"), ("w",)], None).tolist() == [0, 0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "split"),
+    [("train", "train"), ("training", "train"), ("", "train"), ("val", "val"), ("Valid", "val"), ("validation", "val"), ("dev", "val")],
+)
+def test_a_mapping_of_data_sets_is_named_as_folders_and_tables_are(given: str, split: str) -> None:
+    assert split_name(given) == split
+    images = [(np.zeros((4, 4, 3), dtype=np.uint8), 0)] * 2
+    assert [item.split for item in open_source({given: images}).items()] == [split] * 2
+
+
+def test_every_name_of_a_validation_split_is_one_and_none_is_the_test() -> None:
+    assert {SPLITS[name] for name in VALIDATION_SPLITS} == {"val"}
+    assert "test" not in VALIDATION_SPLITS

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import KinfolkError, UsageError
-from tests.data.pictures import noise
+from tests.data.images import noise
 
 
 class Items(Dataset[Any]):

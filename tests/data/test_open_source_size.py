@@ -8,10 +8,10 @@ from PIL import Image
 from kinfolk.data.open_source import open_source, typical_side
 
 
-def test_the_shorter_side_of_most_pictures(tmp_path: Path) -> None:
+def test_the_shorter_side_of_most_images(tmp_path: Path) -> None:
     for name, size in {"a": (300, 200), "b": (200, 250), "c": (90, 900), "d": (201, 400)}.items():
         Image.new("RGB", size).save(tmp_path / f"{name}.png")
-    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.png").write_bytes(b"no image")
     assert typical_side(open_source(tmp_path)) == 200
 
 
@@ -20,5 +20,5 @@ def test_arrays_have_one_size() -> None:
 
 
 def test_nothing_readable(tmp_path: Path) -> None:
-    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.png").write_bytes(b"no image")
     assert typical_side(open_source(tmp_path)) is None

@@ -24,7 +24,7 @@ from kinfolk.data import workers
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, hand_over, prepare, take_over
 from kinfolk.errors import KinfolkError, UsageError
-from tests.data.pictures import noise, save, smooth
+from tests.data.images import noise, save, smooth
 from tests.ranks import exit_codes
 
 

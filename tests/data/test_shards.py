@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfolk.data import shards as shard_index
+from kinfolk.data import shards
 from kinfolk.data.change_detection import check_unchanged
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.data.shards import expand
 from kinfolk.errors import KinfolkError
-from tests.data.pictures import noise
+from tests.data.images import noise
 
 
 def png(seed: int) -> bytes:
@@ -38,7 +38,7 @@ def shard(path: Path, files: dict[str, bytes]) -> Path:
 def captioned(first: int, count: int) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for n in range(first, first + count):
-        files |= {f"{n:04d}.png": png(n), f"{n:04d}.txt": f"picture {n}\n".encode()}
+        files |= {f"{n:04d}.png": png(n), f"{n:04d}.txt": f"image {n}\n".encode()}
     return files
 
 
@@ -52,7 +52,7 @@ def test_images_captions_and_labels_in_the_order_of_the_archives(tmp_path: Path)
     (tmp_path / "s" / "00000_stats.json").write_text("{}")
     data = prepared(tmp_path / "s")
     assert data.samples.keys == ["00000.tar/0000", "00000.tar/0001", "00000.tar/0002", "00001.tar/0003", "00001.tar/0004"]
-    assert data.samples.captions == ["picture 0", "picture 1", "picture 2", "picture 3", "from json"]
+    assert data.samples.captions == ["image 0", "image 1", "image 2", "image 3", "from json"]
     assert data.labels is not None
     assert data.labels.tolist() == [-1, -1, -1, -1, 7]
     for n in range(5):
@@ -109,7 +109,7 @@ def test_what_can_t_be_used_is_named_and_shifts_nothing(tmp_path: Path) -> None:
     (tmp_path / "s" / "b.tar").write_bytes(b"no archive")
     data = prepared(path.parent)
     assert data.samples.keys == ["a.tar/0000", "a.tar/0001", "a.tar/last"]
-    assert data.samples.captions == [("picture 0",), ("picture 1",), ("one", "two")]
+    assert data.samples.captions == [("image 0",), ("image 1",), ("one", "two")]
     assert torch.equal(data.pixels(torch.tensor([2]))[0], torch.from_numpy(noise(8, 8, 9)))
     reasons = {path.removeprefix("a.tar/"): reason for path, reason in data.quarantine}
     assert reasons.pop("broken").startswith(("truncated", "can't be decoded"))
@@ -148,7 +148,7 @@ def test_a_shard_that_is_cut_short_or_changed(tmp_path: Path) -> None:
     path = shard(tmp_path / "s" / "a.tar", captioned(0, 3))
     data = prepared(path)
     check_unchanged(data.samples, open_source(path))
-    shard(path, captioned(0, 2) | {"0002.png": png(5), "0002.txt": b"picture 2"})
+    shard(path, captioned(0, 2) | {"0002.png": png(5), "0002.txt": b"image 2"})
     with pytest.raises(KinfolkError, match=r"sample 2 .a\.tar/0002. "):
         check_unchanged(data.samples, open_source(path))
     with tarfile.open(path) as archive:
@@ -194,13 +194,13 @@ def test_a_second_opening_reads_no_shard_that_has_not_changed(tmp_path: Path, mo
     }
     first, second = shard(tmp_path / "s" / "0.tar", captioned(0, 2) | bad), shard(tmp_path / "s" / "1.tar", captioned(2, 2))
     read: list[str] = []
-    reader = shard_index.read_shard
+    reader = shards.read_shard
 
-    def noted(path: Path) -> shard_index.Shard:
+    def noted(path: Path) -> shards.Shard:
         read.append(path.name)
         return reader(path)
 
-    monkeypatch.setattr(shard_index, "read_shard", noted)
+    monkeypatch.setattr(shards, "read_shard", noted)
 
     def opened() -> ImageData:
         return prepare(open_source(tmp_path / "s", index_dir=tmp_path / "cache"), image_size=8, workers=0, cache_dir=tmp_path / "cache")
@@ -236,7 +236,7 @@ def test_the_fast_reading_of_headers_is_that_of_tarfile(tmp_path: Path, format_:
             archive.addfile(folder)
     with open(tmp_path / "a.tar", "rb") as file, tarfile.open(tmp_path / "a.tar") as archive:
         expected = [(member.name, member.offset_data, member.size) for member in archive if member.isreg()]
-        found = shard_index.plain_members(file.fileno())
+        found = shards.plain_members(file.fileno())
     assert found == expected or (found is None and format_ == tarfile.GNU_FORMAT), "GNU's long names are left to tarfile"
 
 
@@ -259,4 +259,4 @@ def test_what_is_not_ordinary_is_left_to_tarfile(tmp_path: Path, change: str) ->
     ends = {"cut header": second.offset + 100, "cut data": second.offset_data + 5, "no end": second.offset}
     path.write_bytes(b"hello" if change == "not an archive" else whole[: ends.get(change, len(whole))])
     with open(path, "rb") as file:
-        assert shard_index.plain_members(file.fileno()) is None
+        assert shards.plain_members(file.fileno()) is None

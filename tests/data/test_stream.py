@@ -20,7 +20,7 @@ from kinfolk.data.prepare import add_to_quarantine, prepare, read_quarantine
 from kinfolk.data.stream import StreamOrder, StreamSource
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.training.loader import BatchLoader
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 from tests.data.test_shards import captioned, png, shard
 
 
@@ -256,7 +256,7 @@ def test_a_name_that_is_not_utf8_and_a_folder_without_images_are_refused(tmp_pat
 
 
 def test_captions_and_known_groups_come_from_the_shards(tmp_path: Path) -> None:
-    files = captioned(0, 4) | {"0009.png": png(9), "0008.png": png(8), "0008.txt": b"Picture  2"}
+    files = captioned(0, 4) | {"0009.png": png(9), "0008.png": png(8), "0008.txt": b"Image  2"}
     shard(tmp_path / "shards" / "a.tar", files)
     data = streamed(tmp_path / "shards", tmp_path / "cache")
     cached = prepare(open_source(tmp_path / "shards"), image_size=16, workers=0)

@@ -12,7 +12,7 @@ import torch
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.errors import KinfolkError, UsageError
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 
 def write_csv(path: Path, rows: list[tuple[Any, ...]], **options: Any) -> Path:
@@ -21,7 +21,7 @@ def write_csv(path: Path, rows: list[tuple[Any, ...]], **options: Any) -> Path:
     return path
 
 
-def pictures(root: Path, count: int) -> list[str]:
+def image_files(root: Path, count: int) -> list[str]:
     return [save(root / "images" / f"{n}.png", noise(8, 8, n)).relative_to(root).as_posix() for n in range(count)]
 
 
@@ -34,7 +34,7 @@ def labels_of(data: ImageData) -> list[int] | None:
 
 
 def test_all_columns(tmp_path: Path) -> None:
-    a, b, c = pictures(tmp_path, 3)
+    a, b, c = image_files(tmp_path, 3)
     header = ("image", "caption", "label", "group", "split")
     rows = [(a, "a dog, running", "dog", "g1", "test"), (b, "two\nlines “quoted”", "cat", "g2", "train"), (c, "x", "dog", "g1", "dev")]
     data = prepared(write_csv(tmp_path / "t.csv", [header, *rows]))
@@ -48,7 +48,7 @@ def test_all_columns(tmp_path: Path) -> None:
 
 
 def test_csv_tsv_and_parquet_agree(tmp_path: Path) -> None:
-    names = pictures(tmp_path, 3)
+    names = image_files(tmp_path, 3)
     columns = {"image": names, "label": ["x", "y", "x"], "caption": ["1", "2", "3"]}
     rows = [tuple(columns), *zip(*columns.values(), strict=True)]
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
@@ -62,14 +62,14 @@ def test_csv_tsv_and_parquet_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", [[3, 0, None], [3.0, 0.0, float("nan")], ["3", "0", ""], [3, 0, -1]])
 def test_whole_numbers_stay(tmp_path: Path, labels: list[Any]) -> None:
-    pq.write_table(pa.table({"image": pictures(tmp_path, 3), "label": labels}), tmp_path / "t.parquet")
+    pq.write_table(pa.table({"image": image_files(tmp_path, 3), "label": labels}), tmp_path / "t.parquet")
     data = prepared(tmp_path / "t.parquet")
     assert labels_of(data) == [3, 0, -1]
     assert data.classes is None
 
 
 def test_missing_images_are_refused_by_name(tmp_path: Path) -> None:
-    (a,) = pictures(tmp_path, 1)
+    (a,) = image_files(tmp_path, 1)
     (tmp_path / "broken.png").write_bytes(b"")
     rows = [("image",), ("gone.png",), (a,), ("broken.png",), ("images",), ("https://example.org/a.png",)]
     data = prepared(write_csv(tmp_path / "t.csv", rows))
@@ -83,7 +83,7 @@ def test_missing_images_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_empty_cells_and_zero_bytes_in_paths(tmp_path: Path) -> None:
-    (a,) = pictures(tmp_path, 1)
+    (a,) = image_files(tmp_path, 1)
     pq.write_table(pa.table({"image": [a, None, "", "a\0b.png"]}), tmp_path / "t.parquet")
     data = prepared(tmp_path / "t.parquet")
     assert data.samples.keys == [a]
@@ -92,14 +92,14 @@ def test_empty_cells_and_zero_bytes_in_paths(tmp_path: Path) -> None:
 
 
 def test_absolute_paths(tmp_path: Path) -> None:
-    (a,) = pictures(tmp_path, 1)
+    (a,) = image_files(tmp_path, 1)
     (tmp_path / "elsewhere").mkdir()
     path = write_csv(tmp_path / "elsewhere" / "t.csv", [("image",), (str(tmp_path / a),), ("../" + a,)])
     assert len(prepared(path)) == 2
 
 
 def test_rows_that_share_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = pictures(tmp_path, 2)
+    a, b = image_files(tmp_path, 2)
     (tmp_path / "bad.png").write_bytes(b"x")
     rows = [("image", "caption"), (a, "1"), ("bad.png", "2"), (b, "3"), (a, "4"), ("bad.png", "5"), (a, "6")]
     data = prepared(write_csv(tmp_path / "t.csv", rows))
@@ -116,7 +116,7 @@ def test_rows_that_share_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_shared_across_splits(tmp_path: Path) -> None:
-    a, b = pictures(tmp_path, 2)
+    a, b = image_files(tmp_path, 2)
     data = prepared(write_csv(tmp_path / "t.csv", [("image", "split"), (a, "test"), (b, "train"), (a, "train")]))
     assert data.samples.keys == [b, f"{a}#2", a]
     assert torch.equal(data.pixels(torch.tensor([2])), data.pixels(torch.tensor([1])))
@@ -124,14 +124,14 @@ def test_shared_across_splits(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_taken(tmp_path: Path) -> None:
-    (a,) = pictures(tmp_path, 1)
+    (a,) = image_files(tmp_path, 1)
     (tmp_path / f"{a}#2").write_bytes((tmp_path / a).read_bytes())
     with pytest.raises(KinfolkError, match="two samples with the key"):
         prepared(write_csv(tmp_path / "t.csv", [("image",), (a,), (a,), (f"{a}#2",)]))
 
 
 def test_other_column_names(tmp_path: Path) -> None:
-    (a,) = pictures(tmp_path, 1)
+    (a,) = image_files(tmp_path, 1)
     path = write_csv(tmp_path / "t.csv", [("file", "class", "label"), (a, "dog", "7")])
     assert labels_of(prepared(path, image_column="file")) == [7]
     assert prepared(path, image_column="file", label_column="class").classes == ["dog"]
@@ -142,7 +142,7 @@ def test_other_column_names(tmp_path: Path) -> None:
 
 
 def test_a_caption_that_is_not_utf8(tmp_path: Path) -> None:
-    a, b = pictures(tmp_path, 2)
+    a, b = image_files(tmp_path, 2)
     (tmp_path / "t.csv").write_bytes(f"image,caption\n{a},good\n{b},".encode() + b"caf\xe9\n")
     data = prepared(tmp_path / "t.csv")
     assert data.samples.keys == [a]
@@ -150,7 +150,7 @@ def test_a_caption_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_bad_captions_are_refused_by_name_and_shift_nothing(tmp_path: Path) -> None:
-    a, b, c, d, e = pictures(tmp_path, 5)
+    a, b, c, d, e = image_files(tmp_path, 5)
     rows = [(a, "one"), (b, ""), ("gone.png", "lost"), (c, "x" * 10_000), (d, " \t"), (e, "five")]
     data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption"), *rows]))
     assert list(zip(data.samples.keys, data.samples.captions or [], strict=True)) == [(a, "one"), (e, "five")]
@@ -164,7 +164,7 @@ def test_bad_captions_are_refused_by_name_and_shift_nothing(tmp_path: Path) -> N
 
 
 def test_a_column_of_lists_gives_a_sample_several_captions(tmp_path: Path) -> None:
-    a, b, c = pictures(tmp_path, 3)
+    a, b, c = image_files(tmp_path, 3)
     table = pa.table({"image": [a, b, c], "caption": [["one", "", "two"], [None], ["three"]]})
     pq.write_table(table, tmp_path / "t.parquet")
     data = prepared(tmp_path / "t.parquet")
@@ -178,7 +178,7 @@ def test_a_column_of_lists_gives_a_sample_several_captions(tmp_path: Path) -> No
 
 
 def test_a_parquet_caption_that_is_not_utf8(tmp_path: Path) -> None:
-    a, b = pictures(tmp_path, 2)
+    a, b = image_files(tmp_path, 2)
     captions = pa.array([b"good", b"caf\xe9"], pa.binary()).view(pa.string())
     for column in (captions, captions.view(pa.binary())):
         pq.write_table(pa.table({"image": [a, b], "caption": column}), tmp_path / "t.parquet")
@@ -187,7 +187,7 @@ def test_a_parquet_caption_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_known_positives(tmp_path: Path) -> None:
-    a, b, c, d, e = pictures(tmp_path, 5)
+    a, b, c, d, e = image_files(tmp_path, 5)
     (tmp_path / "copy.png").write_bytes((tmp_path / a).read_bytes())
     rows = [(a, "x", ""), (b, "caf\u00e9  here", ""), (c, "cafe\u0301 here", "g"), (d, "y", "g"), ("copy.png", "z", ""), (e, "w", "")]
     data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption", "group"), *rows]))
@@ -222,7 +222,7 @@ def test_bad_csv(tmp_path: Path, content: bytes, match: str) -> None:
 
 
 def test_a_tab_separated_line_is_a_row_whatever_its_quotes(tmp_path: Path) -> None:
-    a, b, c, d = pictures(tmp_path, 4)
+    a, b, c, d = image_files(tmp_path, 4)
     lines = ["image\tcaption", f'{a}\t"an open one', f'{b}\tthe "end"', f'{c}\t"a ""quoted"" tab:\t."', f'{d}\t"two" dogs']
     (tmp_path / "t.tsv").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8", newline="")
     data = prepared(tmp_path / "t.tsv")
@@ -231,7 +231,7 @@ def test_a_tab_separated_line_is_a_row_whatever_its_quotes(tmp_path: Path) -> No
 
 
 def test_a_caption_of_any_length_costs_its_own_row_alone(tmp_path: Path) -> None:
-    a, b = pictures(tmp_path, 2)
+    a, b = image_files(tmp_path, 2)
     before = csv.field_size_limit()
     data = prepared(write_csv(tmp_path / "t.csv", [("image", "caption"), (a, "x" * 200_000), (b, "short")]))
     assert data.samples.keys == [b]
@@ -241,7 +241,7 @@ def test_a_caption_of_any_length_costs_its_own_row_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
 def test_bytes_that_are_no_text_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
-    a, b = pictures(tmp_path, 2)
+    a, b = image_files(tmp_path, 2)
     raw = pa.array([b"good", b"caf\xe9"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers()).cast(kind, safe=False)
     pq.write_table(pa.table({"image": [a, b], "caption": texts}), tmp_path / "t.parquet")

@@ -11,7 +11,7 @@ from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import ImageData, prepare
 from kinfolk.data.text import TextData, every_caption, train_tokenizer
 from kinfolk.errors import UsageError
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 
 def data_of(root: Path, captions: list[list[str]] | None) -> ImageData:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.data import text as module
+from kinfolk.data import text
 from kinfolk.data.text import Tokenizer, read_tokenizer, train_tokenizer
 from kinfolk.errors import KinfolkError, UsageError
 
@@ -97,4 +97,4 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         train_tokenizer(CAPTIONS, vocab_size=258, context=8)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'kinfolk\[text\]'"):
-        module._library()
+        text._library()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation import detection as kin
+from kinfolk.evaluation import detection
 from kinfolk.evaluation.detection import detection_quality, kin_similarity, mtpr_mtnr, threshold_error
 from kinfolk.kinship import Roles
 from tests.reference import kin as slow
@@ -54,7 +54,7 @@ def test_the_oracle_and_several_levels() -> None:
     assert [figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")] == [1.0] * 6
     halved = detection_quality(z, LABELS, 0.1, lambda block: (*oracle.find(block).levels, Roles())).rule
     assert halved is not None
-    assert halved.mtpr == 1, "of the first level, as in the journal"
+    assert halved.mtpr == 1, "of the first level, as in the metrics log"
     assert halved.stats.recall == 0.5
     assert 0.5 < halved.stats.anchor_recall < 1, "of both; a sample alone in its class counts 1"
 
@@ -71,7 +71,7 @@ def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
     z, detector = embedded(40), FNC(fraction=0.1).eval()
     labels = torch.arange(40) % 3
     whole = detection_quality(z, labels, 0.1, lambda block: detector.find(block).levels)
-    monkeypatch.setattr(kin, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(detection, "_BLOCK_ELEMENTS", 1000)
     blocked = detection_quality(z, labels, 0.1, lambda block: detector.find(block).levels)
     assert whole.rule is not None
     assert blocked.rule is not None

@@ -14,26 +14,18 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation.finetune import finetune, tuning
 from kinfolk.models import build_encoder
+from tests.data.images import PixelData
 
 VIEWS = Views("plain", 8, scale=(0.8, 1.0))
 
 
-class Pictures:
-    """Stands for the prepared data: bright and dark pictures, in turn."""
+class Images(PixelData):
+    """Bright and dark images, in turn."""
 
     def __init__(self, count: int, classes: int = 2) -> None:
         self.labels = torch.arange(count) % classes
         noise = torch.randint(0, 60, (count, 8, 8, 3), generator=torch.Generator().manual_seed(0))
-        self.all = (noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8)
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def pixels(self, ids: Tensor) -> Tensor:
-        return self.all[ids]
-
-    def aspect(self, ids: Tensor) -> Tensor:
-        return torch.ones(len(ids))
+        super().__init__((noise + (190 // max(1, classes - 1)) * self.labels.view(-1, 1, 1, 1)).to(torch.uint8))
 
     def part(self, *where: int) -> tuple[Tensor, Tensor]:
         ids = torch.arange(*where)
@@ -47,7 +39,7 @@ def encoder() -> torch.nn.Module:
 
 
 def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> None:
-    data = Pictures(80)
+    data = Images(80)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     random = torch.get_rng_state()
     found = finetune(encoder, data, VIEWS, data.part(40), data.part(40, 80), epochs=6, batch_size=16)
@@ -64,7 +56,7 @@ def test_learns_and_leaves_the_encoder_as_it_was(encoder: torch.nn.Module) -> No
 
 def test_few_samples_are_met_more_often(encoder: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "FEWEST_STEPS", 25)  # the function has its name
-    data = Pictures(20)
+    data = Images(20)
     found = finetune(encoder, data, VIEWS, data.part(2), data.part(2, 20))
     assert (found.epochs, found.steps) == (25, 25)
     odd = finetune(encoder, data, VIEWS, data.part(3), data.part(3, 20), epochs=1, batch_size=2)
@@ -72,7 +64,7 @@ def test_few_samples_are_met_more_often(encoder: torch.nn.Module, monkeypatch: p
 
 
 def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
-    data = Pictures(40, classes=8)
+    data = Images(40, classes=8)
     known = data.labels < 7
     train = torch.arange(40)[known][:28], data.labels[known][:28]
     found = finetune(encoder, data, VIEWS, train, data.part(32, 40), epochs=1)
@@ -81,7 +73,7 @@ def test_top5_and_unknown_test_classes(encoder: torch.nn.Module) -> None:
 
 def test_settings_of_rcl(encoder: torch.nn.Module) -> None:
     """Nesterov momentum and a cosine; the rate goes by the size of the batches, so that a few samples do not make it diverge."""
-    data = Pictures(80)
+    data = Images(80)
     given: Any = (encoder, data, VIEWS, data.part(40), data.part(40, 80))
     found = finetune(*given, epochs=8, **tuning("rcl", 0.1))
     assert (found.epochs, found.steps) == (8, 8)
@@ -100,7 +92,7 @@ def test_rates_fall_by_steps_or_by_a_cosine() -> None:
 
 
 def test_wrong_use(encoder: torch.nn.Module) -> None:
-    data = Pictures(10)
+    data = Images(10)
     one = torch.tensor([0, 2]), torch.tensor([0, 0])
     with pytest.raises(KinfolkError, match="at least two classes; the 2 labelled training samples have 1"):
         finetune(encoder, data, VIEWS, one, data.part(5, 10))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation import probes as knn
+from kinfolk.evaluation import probes
 from kinfolk.evaluation.probes import knn_accuracy, knn_predict
 
 
@@ -40,7 +40,7 @@ def blobs(count: int, seed: int, spread: float = 1.5) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (5, 0.1), (20, 0.07), (20, 1.0)])
 def test_equals_a_slow_loop(k: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knn, "_BLOCK_ELEMENTS", {"cpu": 7 * 60})  # several blocks, the last one short
+    monkeypatch.setattr(probes, "_BLOCK_ELEMENTS", {"cpu": 7 * 60})  # several blocks, the last one short
     (train_x, train_y), (test_x, test_y) = blobs(60, 1), blobs(31, 2)
     expected = slow(train_x.tolist(), train_y.tolist(), test_x.tolist(), k, temperature)
     assert knn_predict(train_x, train_y, test_x, k, temperature).tolist() == expected

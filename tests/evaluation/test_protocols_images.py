@@ -23,11 +23,11 @@ from kinfolk.training.build import assemble, build_framework, build_views, fit_t
 from kinfolk.training.epoch_end import ClusterQuality
 
 
-def pictures(labelled: bool = True) -> tuple[ImageData, object]:
+def three_classes(labelled: bool = True) -> tuple[ImageData, object]:
     rng = np.random.default_rng(0)
     labels = np.arange(24) % 3
     images = (60 * labels[:, None, None, None] + rng.integers(0, 60, (24, 16, 16, 3))).astype(np.uint8)
-    source = array_source({"train": (images, labels if labelled else None)}, name="pictures")
+    source = array_source({"train": (images, labels if labelled else None)}, name="made up")
     return prepare(source, image_size=16, workers=0, progress=False), source
 
 
@@ -37,7 +37,7 @@ def pictures(labelled: bool = True) -> tuple[ImageData, object]:
      ("cmc+glofnd", False), ("la", True)],
 )  # fmt: skip
 def test_every_kind_of_method_is_asked(method: str, judged: bool) -> None:
-    data, source = pictures()
+    data, source = three_classes()
     small = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8}
     more = {"framework.queue_size": 16} if method.startswith("moco") else {}
     config = fit_to_data(assemble(None, None, {"method": method, "batch_size": 8}, {**small, **more}), source)  # type: ignore[arg-type]
@@ -54,9 +54,9 @@ def test_every_kind_of_method_is_asked(method: str, judged: bool) -> None:
     assert few["fn_similarity"] == pytest.approx(found["fn_similarity"])
 
 
-def test_rates_are_those_of_the_journal() -> None:
+def test_rates_are_those_of_the_metrics_log() -> None:
     """MTPR and MTNR of a method with several levels: of the first, in the epoch's line as in the result."""
-    data, source = pictures()
+    data, source = three_classes()
     more = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8, "detector.num_clusters": [3, 9]}
     config = fit_to_data(assemble(None, None, {"method": "simclr+ifnd", "batch_size": 8}, more), source)  # type: ignore[arg-type]
     framework = build_framework(config, data).eval()
@@ -70,21 +70,21 @@ def test_rates_are_those_of_the_journal() -> None:
 
 
 def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
 
     def fake(*_: Any, **settings: Any) -> FinetuneResult:
-        told.append(settings)
+        received.append(settings)
         return FinetuneResult(0.5, math.nan, 1, 1, 0.0)
 
     monkeypatch.setattr(sys.modules["kinfolk.evaluation.finetune"], "finetune", fake)
-    data, source = pictures()
+    data, source = three_classes()
     config = fit_to_data(assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}), source)  # type: ignore[arg-type]
     parts = take_parts(data, np.zeros((24, 2), dtype=np.float32))
     chosen = tmp_path / "few.txt"
     chosen.write_text("\n".join(data.samples.keys))
     arguments: Any = (torch.nn.Identity(), data, build_views(config), parts, 0)
     found = run_finetune(*arguments, fractions=(0.1, 0.01), lists=[chosen], settings="rcl")
-    assert [(each["usual_epochs"], each["weight_decay"], each["nesterov"], each["lr"]) for each in told] == [
+    assert [(each["usual_epochs"], each["weight_decay"], each["nesterov"], each["lr"]) for each in received] == [
         (30, 0.0, True, 0.8),
         (60, 0.0, True, 0.8),
         (30, 0.0, True, 0.8),
@@ -96,20 +96,20 @@ def test_fine_tuning_of_the_papers_on_drawn_and_listed_labels(tmp_path: Path, mo
         found["train"],
     )
     assert "top5" not in found["fractions"][0], "of three classes there is none"
-    told.clear()
+    received.clear()
     run_finetune(*arguments, fractions=(0.1, 0.0999, 0.01))
-    assert [each["classifier_lr"] for each in told] == [0.1, 0.1, 1.0], "published lists of a tenth have slightly fewer"
+    assert [each["classifier_lr"] for each in received] == [0.1, 0.1, 1.0], "published lists of a tenth have slightly fewer"
 
 
 def test_labels_are_needed() -> None:
-    data, source = pictures(labelled=False)
+    data, source = three_classes(labelled=False)
     config = fit_to_data(assemble(None, None, {"method": "simclr"}, {"model.name": "resnet10", "model.width": 4}), source)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="have no labels"):
         run_kin(build_framework(config, data), data, build_views(config), seed=0)
 
 
 def test_versions_are_drawn_by_seed_and_number() -> None:
-    data, source = pictures()
+    data, source = three_classes()
     views = build_views(fit_to_data(assemble(None, None, {"method": "simclr"}, {}), source))  # type: ignore[arg-type]
     pixels = data.pixels(torch.arange(4))
     first, again = (Augmented(views, 0, 0) for _ in range(2))

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from kinfolk.errors import KinfolkError
-from kinfolk.evaluation import retrieval as module
 from kinfolk.evaluation.retrieval import retrieval
 
 
@@ -24,7 +23,7 @@ def slow(images: torch.Tensor, texts: torch.Tensor, owners: list[int], k: int) -
 
 @pytest.mark.parametrize("entries", [1 << 22, 50])
 def test_equals_sorting(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ENTRIES", entries)
+    monkeypatch.setattr("kinfolk.evaluation.retrieval._ENTRIES", entries)
     random = torch.Generator().manual_seed(0)
     owners = torch.cat((torch.arange(12), torch.randint(0, 12, (20,), generator=random)))
     images = F.normalize(torch.randn(12, 6, generator=random), dim=1)

@@ -15,13 +15,13 @@ from kinfolk.data.text import every_caption, train_tokenizer
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.retrieval import Towers, measured, run_retrieval, run_zero_shot
 from kinfolk.models.towers import Pair
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 
 NAMES = ("dog", "cat", "cow")
 
 
 def data_of(root: Path, splits: bool) -> ImageData:
-    """Three pictures, red, green and blue, with two captions each in rows of their own; a second test picture for the first class."""
+    """Three images, red, green and blue, with two captions each in rows of their own; a second test image for the first class."""
     rows = []
     for number, name in enumerate((*NAMES, "dog")):
         pixels = noise(8, 8, number) // 16
@@ -36,7 +36,7 @@ def data_of(root: Path, splits: bool) -> ImageData:
 
 
 class Colours(nn.Module):
-    """(B, 3, H, W) → (B, 4): how red, green and blue a picture is, and how dark."""
+    """(B, 3, H, W) → (B, 4): how red, green and blue an image is, and how dark."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean((2, 3))
@@ -44,7 +44,7 @@ class Colours(nn.Module):
 
 
 class Words(nn.Module):
-    """(B, T) → (B, 4): which name a text has, and whether it is the fourth picture's."""
+    """(B, T) → (B, 4): which name a text has, and whether it is the fourth image's."""
 
     def __init__(self, tokenizer: object) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tables of several labels a picture."""
+"""Tables with several labels per image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_row_for_each_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("picture,label\na.jpg,dog\n", "no column 'image'"),
+        ("photo,label\na.jpg,dog\n", "no column 'image'"),
         ("image,label\na.jpg,\n", "contains no labels"),
         ("image,label\nx.jpg,dog\n", "lists none of the images"),
     ],

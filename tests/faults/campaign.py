@@ -126,7 +126,7 @@ def rank_kills(number: int, chance: random.Random, room: Path, tally: Tally) -> 
 
 
 def full_disks(number: int, chance: random.Random, room: Path, tally: Tally) -> None:
-    """Disks that are full after so many bytes: told in a sentence, and what is resumed ends as if nothing had been."""
+    """Disks that are full after some bytes: reported in a sentence, and the resumed run ends as if nothing had happened."""
     from kinfolk.errors import KinfolkError
     from kinfolk.training.train import train
 

@@ -172,7 +172,7 @@ def seeds(room: Path) -> list[tuple[str, bytes, Reader]]:
         ("table.csv", b"image,label,caption\na.png,1,one\na.png,2,two\n", _source),
         ("struct.parquet", struct_typed.getvalue(), _source),
         ("shard.tar", tar.getvalue(), _source),
-        ("image.png", image.getvalue(), _picture),
+        ("image.png", image.getvalue(), _image),
         ("config.yaml", TrainConfig().to_yaml().encode(), _yaml),
         ("metrics.jsonl", b'{"epoch": 1, "step": 4, "loss": 1.0}\n' * 3, _metrics),
         ("state.pt", state.getvalue(), _state),
@@ -213,7 +213,7 @@ def _images(path: Path) -> object:
 _source = _images
 
 
-def _picture(path: Path) -> object:
+def _image(path: Path) -> object:
     folder = path.parent / "images"
     folder.mkdir(exist_ok=True)
     path.replace(folder / path.name)

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.training.pairs_of import SMALL, write_pairs
+from tests.training.pairs_of import SMALL as SMALL_PAIRS
+from tests.training.pairs_of import write_pairs
+from tests.training.small import SMALL
 
 TINY: dict[str, Any] = {
-    "model.name": "resnet10",
-    "model.width": 4,
-    "head.out_size": 8,
-    "views.preset": "mild",
-    "views.size": 8,
+    **SMALL,
     "knn.every": 1,
     "knn.k": 5,
     "snapshots.samples": 16,
@@ -81,7 +79,7 @@ def arguments(method: str, data: Path, out: Path) -> dict[str, Any]:
     """The arguments of `train`: two epochs of three or four steps."""
     shared = {"method": method, "out": out, "epochs": 2, "progress": False}
     if method in TEXT:
-        settings = {**SMALL, "model.width": 4, **TEXT[method], "trainer.loggers": [], "checkpoint.every_minutes": 1e-9}
+        settings = {**SMALL_PAIRS, "model.width": 4, **TEXT[method], "trainer.loggers": [], "checkpoint.every_minutes": 1e-9}
         return {**shared, "data": str(data / "text" / "pairs.csv"), "batch_size": 6, "settings": settings}
     settings = {**TINY, **IMAGES[method]}
     if method.endswith("+known"):

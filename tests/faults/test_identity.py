@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import InterruptedRunError, KinfolkError
 from kinfolk.models.weights import meta_of
-from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError, read_checkpoint
+from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
 from kinfolk.training.run_folder import Run
@@ -22,14 +21,6 @@ from kinfolk.training.train import train
 from tests.faults.methods import TINY
 
 SETTINGS = {**TINY, "detector.alpha": 0.1, "snapshots.epochs": 0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def interrupted(data: Path, out: Path) -> Run:

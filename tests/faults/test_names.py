@@ -14,9 +14,9 @@ from PIL import Image
 
 from kinfolk.cli import main
 from kinfolk.data.prepare import read_quarantine, write_quarantine
-from kinfolk.errors import KinfolkError, csv_text, escaped, printable, shown, unescaped
+from kinfolk.errors import InterruptedRunError, KinfolkError, csv_text, escaped, printable, shown, unescaped
 from kinfolk.report import write_report
-from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError
+from kinfolk.training.checkpoint import CheckpointSaver
 from kinfolk.training.train import train
 from tests.faults.methods import TINY
 

@@ -15,7 +15,7 @@ import pytest
 from kinfolk.detectors import DETECTORS
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.training import launch as ranks
+from kinfolk.training import launch
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.launch import resolve_trainer
 from tests.faults.campaign import Tally, kills, rank_kills
@@ -62,25 +62,25 @@ def test_rank_zero_that_is_killed_or_fails_is_noticed(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     word = tmp_path / ".launch"
-    with pytest.raises(OSError, match="no data"), ranks.supervise(word, 0, True):
+    with pytest.raises(OSError, match="no data"), launch.supervise(word, 0, True):
         raise OSError("no data")
-    with pytest.raises(ranks.RankLeftError, match="rank zero has ended: no data"):
-        ranks.wait_for_rank_zero(word, 1.0)
+    with pytest.raises(launch.RankLeftError, match="rank zero has ended: no data"):
+        launch.wait_for_rank_zero(word, 1.0)
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     monkeypatch.setattr(os, "getpid", lambda: child.pid)
-    ranks._write_status(word, ranks.PREPARING)
-    with pytest.raises(ranks.RankLeftError, match="without a message, as if killed"):
-        ranks.wait_for_rank_zero(word, 1.0)
+    launch._write_status(word, launch.PREPARING)
+    with pytest.raises(launch.RankLeftError, match="without a message, as if killed"):
+        launch.wait_for_rank_zero(word, 1.0)
 
 
-def test_a_lost_rank_is_told_in_a_sentence() -> None:
+def test_a_lost_rank_is_reported_in_a_sentence() -> None:
     text = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3171"
-    with pytest.raises(ranks.RankLeftError, match=r"another process of this training has ended.*; all is well$") as caught:  # noqa: SIM117
-        with ranks.explain_lost_ranks(lambda: "all is well"):
+    with pytest.raises(launch.RankLeftError, match=r"another process of this training has ended.*; all is well$") as caught:  # noqa: SIM117
+        with launch.explain_lost_ranks(lambda: "all is well"):
             raise RuntimeError(text)
     assert "gloo" not in str(caught.value)
-    with pytest.raises(RuntimeError, match="shapes differ"), ranks.explain_lost_ranks(lambda: ""):
+    with pytest.raises(RuntimeError, match="shapes differ"), launch.explain_lost_ranks(lambda: ""):
         raise RuntimeError("shapes differ")
 
 

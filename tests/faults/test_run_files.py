@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import torch
 from kinfolk.cli import main
 from kinfolk.data.open_source import open_source
 from kinfolk.data.prepare import prepare
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError
+from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 from kinfolk.files import write_atomically
 from kinfolk.report.run_summary import read_record
-from kinfolk.training.checkpoint import CheckpointSaver, InterruptedRunError, read_checkpoint
+from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint
 from kinfolk.training.load_run import open_run
 from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.run_folder import Run
@@ -29,14 +29,6 @@ from tests.faults.methods import TINY
 
 SETTINGS = {**TINY, "snapshots.epochs": 0}
 FILES = ("config.yaml", "samples.parquet", "quarantine.csv", "metrics.jsonl", "model.safetensors", "model.json", "checkpoints/last.ckpt")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.stream import StreamSource
 from kinfolk.errors import KinfolkError
 from kinfolk.training.train import train
-from tests.data.pictures import noise, save
+from tests.data.images import noise, save
 from tests.data.test_sample_table import samples
 from tests.data.test_shards import shard
 from tests.data.test_stream import jpg

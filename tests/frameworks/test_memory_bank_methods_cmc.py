@@ -163,9 +163,9 @@ def test_in_half_precision_only_the_networks_are_coarse() -> None:
     framework = made(20, temperature=0.01).float().to(torch.bfloat16)
     views, ids = batch(0)
     light, colour = (part.detach().double() for part in parts_of(framework, views.to(torch.bfloat16)))
-    banks = [bank.features.double() for bank in (framework.light_bank, framework.colour_bank)]
+    light_bank, colour_bank = (bank.features.double() for bank in (framework.light_bank, framework.colour_bank))
     assert framework.light_bank.features.dtype == torch.float32
-    expected = multiview.cmc(light, colour, ids.tolist(), *banks, framework.draw.ids().tolist(), 0.01)
+    expected = multiview.cmc(light, colour, ids.tolist(), light_bank, colour_bank, framework.draw.ids().tolist(), 0.01)
     torch.testing.assert_close(framework(views.to(torch.bfloat16), ids).double(), expected, rtol=1e-4, atol=1e-4)
 
 

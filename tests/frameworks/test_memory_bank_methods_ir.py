@@ -170,7 +170,7 @@ def test_the_state_loads_strictly() -> None:
     assert {"bank.features", "draw.count", "draw.seed"} <= framework.state_dict().keys()
     made(20).load_state_dict(framework.state_dict())
     smaller = IR(framework.encoder, framework.head, NUM_SAMPLES - 1)
-    with pytest.raises(RuntimeError, match="holds a bank of 40 × 5, but `num_samples` × `dim` is 39 × 5"):
+    with pytest.raises(RuntimeError, match="has the size 40 × 5, but `num_samples` × `dim` is 39 × 5"):
         smaller.load_state_dict(framework.state_dict())
     with pytest.raises(ValueError, match=r"`num_negatives` \(=0\) must be at least 1"):
         made(0)

@@ -163,7 +163,7 @@ def test_the_state_loads_strictly_and_goes_on() -> None:
     other.load_state_dict(one.state_dict())
     assert torch.equal(one(*batch(3)), other(*batch(3)))
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
-    with pytest.raises(RuntimeError, match="holds a queue of 16 × 5, but `size` × `dim` is 17 × 5"):
+    with pytest.raises(RuntimeError, match="has the size 16 × 5, but `size` × `dim` is 17 × 5"):
         made(17).load_state_dict(one.state_dict())
 
 

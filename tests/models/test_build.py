@@ -43,7 +43,7 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
     def missing(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
-    monkeypatch.setattr("kinfolk.models.build.importlib.import_module", missing)
+    monkeypatch.setattr("kinfolk.models.text.importlib.import_module", missing)
     with pytest.raises(UsageError, match=f"pip install {package}"):
         build_encoder(f"{package}/resnet18")
 
@@ -52,7 +52,7 @@ def test_a_broken_package_is_not_called_missing(monkeypatch: pytest.MonkeyPatch)
     def broken(name: str) -> ModuleType:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr("kinfolk.models.build.importlib.import_module", broken)
+    monkeypatch.setattr("kinfolk.models.text.importlib.import_module", broken)
     with pytest.raises(KinfolkError, match=r"installed but can't be imported.*nms"):
         build_encoder("torchvision/resnet18")
 

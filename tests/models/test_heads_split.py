@@ -1,4 +1,4 @@
-"""Encoders that share a picture's channels: what each sees, and that they can be saved and built again."""
+"""Encoders that share an image's channels: what each sees, and that they can be saved and built again."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class FakeClip(nn.Module):
         return out
 
 
-def test_the_adapter_of_open_clip_keeps_its_names_and_drops_the_pictures() -> None:
+def test_the_adapter_of_open_clip_keeps_its_names_and_drops_the_images() -> None:
     adapted = OpenClipText(FakeClip(), 6)
     assert adapted(texts(3, 4)).shape == (2, adapted.output_size)
     assert list(adapted.state_dict()) == ["model.token_embedding.weight"]

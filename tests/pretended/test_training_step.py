@@ -12,10 +12,12 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from kinfolk.data.augmentation.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.training.loader import BatchLoader
 from kinfolk.training.metrics_log import MetricsLog
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
+from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import Run
 from kinfolk.training.trainer import ProgressBar
 from tests.pretended.device import AVAILABLE, CUDA, LOG, on_device, pretended
@@ -135,3 +137,36 @@ def test_a_loss_that_is_not_finite_is_found_at_the_next_check() -> None:
         trained.loader = BatchLoader(Data(), B, 0)
         with pytest.raises(NonFiniteLossError, match=r"not finite at step 0 \(epoch 1, batch 2\)"):
             trained.require_finite_losses()
+
+
+def test_embeddings_that_streamed_data_is_clustered_by_are_collected_without_waiting() -> None:
+    """Each batch is written on the host while the device computes the next one; a checkpoint has all of them."""
+    torch.manual_seed(0)
+    arguments = {"num_clusters": (3,), "schedule": "constant"}
+    framework = build(parse("simclr+ifnd"), nn.Flatten(), nn.Linear(3 * D * D, D, bias=False), Context(N), {}, arguments)
+    data: Any = SimpleNamespace(num_train=N, stream=object())
+    views = Views("plain", D)
+    trained = TrainingModule(
+        framework, data, views, lambda *_: None, method="simclr+ifnd", batch_size=B, epochs=3, seed=0, channels_last=False
+    )
+    trainer: Any = SimpleNamespace(current_epoch=0)
+    refresh, expected = Refresh(data, views, epochs=3, autocast=None), torch.zeros(N, D)
+    batches = []
+    for step in range(3):
+        ids = torch.arange(B * step, B * step + B)
+        pixels = torch.randint(0, 256, (B, D, D, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(step))
+        expected[ids] = framework.embed(views.evaluate(pixels)).detach()
+        batches.append({"pixels": pixels, "aspect": torch.ones(B), "ids": ids})
+    with pretended():
+        trained.to("cuda")
+        moved = [{name: on_device(value) for name, value in batch.items()} for batch in batches]
+        views.evaluate(moved[0]["pixels"], moved[0]["aspect"])  # constants are copied once
+        LOG.reset()
+        for step, given in enumerate(moved):
+            refresh.on_train_batch_end(trainer, trained, None, given, step)
+            seen = 0 if refresh.collected is None else int(refresh.collected.seen.sum())
+            assert seen == B * step, "one batch behind"
+        assert not LOG.waits, LOG.waits
+    saved = refresh.state_dict()["collected"]
+    assert int(saved["seen"].sum()) == 3 * B
+    torch.testing.assert_close(saved["features"], expected, rtol=1e-4, atol=1e-5)

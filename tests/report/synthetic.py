@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 from torch import nn
 
 import kinfolk as kf
@@ -71,7 +72,12 @@ def images(num: int = 80, classes: list[str] | None = None, keys: list[str] | No
     return ImageData(samples, torch.from_numpy(cache), None, [])
 
 
-def features(data: ImageData) -> np.ndarray[Any, np.dtype[np.float32]]:
+def all_features(data: ImageData) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The features of all samples, with their ids."""
+    return np.arange(len(data)), features(data)
+
+
+def features(data: ImageData) -> NDArray[np.float32]:
     """(N, 16) with the classes apart."""
     labels = np.zeros(len(data), dtype=np.int64) if data.samples.labels is None else data.samples.labels
     noise = np.random.default_rng(1).normal(0, 0.4, (len(data), 16))

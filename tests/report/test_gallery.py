@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 
 from kinfolk.report import write_report
-from tests.report.browser import Opened, launched, open_page
-from tests.report.synthetic import add_snapshots, features, images, make_run, method
+from tests.report.browser import Opened, open_page
+from tests.report.synthetic import add_snapshots, all_features, images, make_run, method
 
 CARDS = "#cards .card"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +20,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = images(classes=["cat", "dog", "fox"])
     run = make_run(tmp_path_factory.mktemp("gallery") / "run", data=data)
     add_snapshots(run, data)
-    return write_report(run, data, features(data), method(data))
+    return write_report(run, data, all_features(data), method(data))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +103,7 @@ def test_filters(opened: Opened) -> None:
     page.fill("#find", "ANIMALS/0004")
     assert 0 < page.locator(CARDS).count() < 60
     assert page.locator("#cards .card:not(:has-text('animals/0004.png'))").count() == 0
-    page.fill("#find", "nobody is called this")
+    page.fill("#find", "no such name")
     assert page.locator(CARDS).count() == 0
     assert "loosen" in page.locator("#count").inner_text()
 
@@ -170,7 +164,7 @@ def test_pseudo_labels_or_labels(opened: Opened) -> None:
 def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Path) -> None:
     data = images(classes=["cat", "dog"], num=24)
     run = make_run(tmp_path / "run", data=data)
-    found = open_page(browser, write_report(run, data, features(data), method(data, detector=False)))
+    found = open_page(browser, write_report(run, data, all_features(data), method(data, detector=False)))
     assert found.page.locator("#gallery h2").inner_text() == "Nearest neighbours"
     assert found.page.locator("#cards .card").first.locator(".row .sample").count() == 10
     assert found.page.locator("#plot-levels, #stages").count() == 0
@@ -178,7 +172,7 @@ def test_a_method_without_a_detector_shows_neighbours(browser: Any, tmp_path: Pa
 
 
 def test_without_a_checkpoint_the_page_says_so(browser: Any, tmp_path: Path) -> None:
-    data, told = images(num=20), list[str]()
-    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, features(data), on_missing=told.append)).page
+    data, missing = images(num=20), list[str]()
+    page = open_page(browser, write_report(make_run(tmp_path / "run", data=data), data, all_features(data), on_missing=missing.append)).page
     assert "checkpoint" in page.locator("#gallery").inner_text()
-    assert "no gallery" in told[0]
+    assert "no gallery" in missing[0]

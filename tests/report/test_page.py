@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,16 @@ import numpy as np
 import pytest
 
 import kinfolk as kf
+from kinfolk.data.images import ImageData
 from kinfolk.report import write_report
 from kinfolk.report.html import script_json
-from tests.report.browser import Opened, launched, open_page
-from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, features, images, make_run, method
+from kinfolk.training.load_run import OpenedRun, open_run
+from kinfolk.training.train import train
+from tests.report.browser import Opened, open_page
+from tests.report.synthetic import CONFIG, HOSTILE, add_snapshots, all_features, images, make_run, method
+from tests.training.small import SMALL
 
 CURVES = ("loss", "knn", "flagged", "detection", "anchor_detection", "clusters", "similarity", "lr", "speed", "cost")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_snapshots(run, data)
     rows = [{"fraction": 0.01, "accuracy": 0.5, "deviation": 0.02}, {"fraction": 1.0, "accuracy": 0.9, "deviation": None}]
     (run / "eval" / "semi.json").write_text(json.dumps({"protocol": "semi", "accuracy": 0.7, "fractions": rows}), encoding="utf-8")
-    return write_report(run, data, features(data), method(data))
+    return write_report(run, data, all_features(data), method(data))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("hostile") / "<img src=x onerror=window.hacked=5>", data=data, config=config)
     (run / "eval" / "<b onclick=alert(1)>.json").write_text('{"accuracy": 2, "<i>": "</script><script>window.hacked=6</script>"}')
     (run / "quarantine.csv").write_text("path,reason\n" + '"<script>window.hacked=7</script>","</ul><script>window.hacked=8</script>"\n')
-    return write_report(run, data, features(data), method(data))
+    return write_report(run, data, all_features(data), method(data))
 
 
 def assert_quiet(opened: Opened) -> None:
@@ -92,7 +89,7 @@ def test_hovering_shows_picture_label_and_name(browser: Any, full: Path) -> None
     )
     left, top = (float(part.removesuffix("%")) / 100 * 8 for part in position.split())
     assert source.startswith('url("data:image/webp')
-    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)  # 80 pictures: a sheet of 9 columns and rows
+    assert (round(left, 2), round(top, 2)) == (number % 9, number // 9)  # 80 images: a sheet of 9 columns and rows
     assert_quiet(opened)
 
 
@@ -160,7 +157,7 @@ def test_hostile_names_stay_text_on_the_maps_of_epochs(browser: Any, tmp_path: P
     data = images(classes=names, keys=names)
     run = make_run(tmp_path / "run", data=data)
     add_snapshots(run, data)
-    opened = open_page(browser, write_report(run, data, features(data), method(data)))
+    opened = open_page(browser, write_report(run, data, all_features(data), method(data)))
     page = opened.page
     page.locator("#plot-stage-6").focus()
     for number in range(len(names)):
@@ -215,7 +212,7 @@ def test_without_labels_points_have_one_colour(browser: Any, tmp_path: Path) -> 
     data = images(num=20)
     run = make_run(tmp_path / "run", data=data)
     add_snapshots(run, data, pseudo=False)
-    opened = open_page(browser, write_report(run, data, features(data), method(data)))
+    opened = open_page(browser, write_report(run, data, all_features(data), method(data)))
     page = opened.page
     assert page.locator("#legend").is_hidden()
     for plot in ("map", "stage-12"):
@@ -234,10 +231,34 @@ def test_json_cannot_leave_its_element() -> None:
 
 def test_the_report_of_a_training_reads_no_image_again(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (48, 16, 16, 3), dtype=np.uint8)
-    settings = {"model.name": "resnet10", "model.width": 4, "views.size": 16, "snapshots.epochs": 0}
+    settings = {**SMALL, "snapshots.epochs": 0}
     run = kf.train(pixels, tmp_path / "run", epochs=1, batch_size=16, settings=settings, progress=False)
     assert run.images is None, "the caller does not hold the pixels"
     text = (run.path / "report.html").read_text(encoding="utf-8")
     assert 'id="plot-map"' in text, "an array cannot be read again, so the images came from the training"
     assert "There is no map in this report" not in text
     assert "There is no gallery of kin in this report" not in text
+
+
+def test_the_report_embeds_only_what_the_training_has_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 labelled images are measured by the nearest neighbours; the 12 without a label are not."""
+    random, embedded = np.random.default_rng(0), list[list[int]]()
+    pixels, labels = random.integers(0, 255, (60, 16, 16, 3), dtype=np.uint8), np.arange(60) % 3
+    labels[48:] = -1
+    np.savez(tmp_path / "images.npz", x_train=pixels, y_train=labels)
+    original = OpenedRun.features
+
+    def noted(self: OpenedRun, data: ImageData, ids: Any = None, **more: Any) -> Any:
+        embedded.append(ids.tolist())
+        return original(self, data, ids, **more)
+
+    monkeypatch.setattr(OpenedRun, "features", noted)
+    settings = {**SMALL, "snapshots.epochs": 0, "trainer.loggers": [], "trainer.precision": "32"}
+    run = kf.train(tmp_path / "images.npz", tmp_path / "run", epochs=2, batch_size=20, settings=settings, progress=False)
+    assert embedded == [list(range(48, 60))]
+    assert run.features is None, "the caller does not hold the features"
+    again = train(tmp_path / "images.npz", tmp_path / "again", epochs=1, batch_size=20, settings=settings, progress=False)
+    assert again.features is not None
+    assert again.images is not None
+    ids, left = again.features
+    np.testing.assert_allclose(left, original(open_run(again.path), again.images, ids), rtol=1e-4, atol=1e-5)

@@ -63,7 +63,7 @@ def test_state_dict_holds_every_field_and_loads_strictly() -> None:
     assert set(made.state_dict()) == {"threshold", "count"}
     other.load_state_dict(made.state_dict())
     assert all(torch.equal(getattr(made, name), getattr(other, name)) for name in made.state_dict())
-    with pytest.raises(RuntimeError, match="holds 5 samples, but `num_samples` is 6"):
+    with pytest.raises(RuntimeError, match="has the size 5, but `num_samples` is 6"):
         store(6).load_state_dict(made.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         store().load_state_dict({"threshold": made.threshold})

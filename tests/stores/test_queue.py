@@ -48,7 +48,7 @@ def test_state_dict_holds_everything_and_loads_strictly() -> None:
     for each in (queue, other):
         each.push(*rows(6, 3))
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in queue.state_dict().items())
-    with pytest.raises(RuntimeError, match="holds a queue of 4 × 2, but `size` × `dim` is 5 × 2"):
+    with pytest.raises(RuntimeError, match="has the size 4 × 2, but `size` × `dim` is 5 × 2"):
         Queue(5, 2).load_state_dict(queue.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         Queue(4, 2).load_state_dict({"features": queue.features})

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tests.ranks import exit_codes
+from tests.training.small import SMALL
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -18,11 +19,7 @@ SETTINGS: dict[str, Any] = {
     "epochs": 3,
     "batch_size": 256,
     "settings": {
-        "model.name": "resnet10",
-        "model.width": 8,
-        "head.out_size": 16,
-        "views.preset": "mild",
-        "views.size": 8,
+        **SMALL,
         "detector.alpha": 0.05,
         "detector.init": "quantile",
         "knn.every": 1,
@@ -103,9 +100,7 @@ def _child(out: str, moment: str, each_step: bool, resume: bool, environment: di
 
 def _arm(number: signal.Signals, what: str, count: int) -> None:
     """The signal comes at the `count`-th step, checkpoint, line of metrics or prepared folder, half-way through it."""
-    from kinfolk.training import checkpoint, module
-    from kinfolk.training import metrics_log as journal
-    from kinfolk.training import run_folder as start
+    from kinfolk.training import checkpoint, metrics_log, module, run_folder
 
     calls = {what: 0}
 
@@ -134,7 +129,7 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
 
         checkpoint.torch.save = half  # type: ignore[attr-defined]
     elif what == "line":
-        end = journal.MetricsLog.on_train_epoch_end
+        end = metrics_log.MetricsLog.on_train_epoch_end
 
         def on_train_epoch_end(self: Any, trainer: Any, module: Any) -> None:
             end(self, trainer, module)
@@ -143,11 +138,11 @@ def _arm(number: signal.Signals, what: str, count: int) -> None:
                     file.write('{"epoch": 99, "st')
                 os.kill(os.getpid(), number)
 
-        journal.MetricsLog.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
+        metrics_log.MetricsLog.on_train_epoch_end = on_train_epoch_end  # type: ignore[method-assign]
     else:
         assert what == "folder"
 
         def write_quarantine(*args: Any) -> None:
             os.kill(os.getpid(), number)
 
-        setattr(start, "write_quarantine", write_quarantine)  # noqa: B010
+        setattr(run_folder, "write_quarantine", write_quarantine)  # noqa: B010

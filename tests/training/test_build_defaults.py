@@ -19,6 +19,7 @@ from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings
 from kinfolk.training.train import train
 from kinfolk.training.trainer import ProgressBar, describe
+from tests.training.small import BARE
 
 
 def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str = "cpu") -> TrainConfig:
@@ -34,7 +35,7 @@ def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str =
     [
         (8, "cpu", ("resnet10", "cifar", 16)),
         (32, "cpu", ("resnet10", "cifar", 32)),
-        (500, "cpu", ("resnet18", "imagenet", 64)),
+        (500, "cpu", ("resnet10", "imagenet", 64)),
         (32, "cuda", ("resnet18", "cifar", 32)),
         (64, "cuda", ("resnet18", "cifar", 64)),
         (500, "cuda", ("resnet18", "imagenet", 224)),
@@ -43,6 +44,11 @@ def fitted(side: int, settings: dict[str, Any] | None = None, accelerator: str =
 def test_encoder_and_size_fit_images_and_device(side: int, accelerator: str, expected: tuple[str, str, int]) -> None:
     config = fitted(side, accelerator=accelerator)
     assert (config.model.name, config.model.stem, config.views.size) == expected
+
+
+def test_photos_on_a_cpu_get_a_wider_resnet10_unless_the_width_is_given() -> None:
+    assert [fitted(500).model.width, fitted(32).model.width, fitted(500, {"model.width": 8}).model.width] == [32, None, 8]
+    assert fitted(500, accelerator="cuda").model.width is None
 
 
 def test_what_is_given_stays() -> None:
@@ -133,8 +139,7 @@ def test_one_logger_may_be_given_by_its_name() -> None:
 
 
 def test_a_finished_run_is_extended_or_left_alone(tmp_path: Path) -> None:
-    settings = {"model.width": 4, "head.out_size": 8, "views.preset": "mild", "knn.every": 0, "snapshots.epochs": 0}
-    run = train("digits", tmp_path / "run", epochs=1, batch_size=512, settings=settings, progress=False)
+    run = train("digits", tmp_path / "run", epochs=1, batch_size=512, settings=BARE, progress=False)
     before = run.checkpoint.stat().st_mtime_ns
     assert train(out=run.path, resume=True, progress=False) == Run(run.path, unchanged=True)
     assert run.checkpoint.stat().st_mtime_ns == before

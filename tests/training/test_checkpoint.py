@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, no code is run on loading, damage is told in one sentence."""
+"""Checkpoints: complete or absent, no code is run on loading, damage is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinfolk.files.secrets.token_hex", lambda number: "x")
     (tmp_path / "last.x.unfinished.ckpt").symlink_to("/dev/full")
     with pytest.raises(KinfolkError, match="cannot be written: the disk is full; make room"):

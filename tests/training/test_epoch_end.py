@@ -17,13 +17,10 @@ from kinfolk.report.curves import curve_panels
 from kinfolk.training.epoch_end import ClusterQuality, pseudo_labels
 from kinfolk.training.train import train
 from tests.report.synthetic import images
+from tests.training.small import SMALL
 
 SETTINGS: dict[str, Any] = {
-    "model.name": "resnet10",
-    "model.width": 4,
-    "head.out_size": 8,
-    "views.preset": "mild",
-    "views.size": 8,
+    **SMALL,
     "framework.queue_size": 0,
     "framework.warmup_epochs": 1,
     "framework.num_clusters": [10, 30],

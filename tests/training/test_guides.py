@@ -105,3 +105,25 @@ def test_training_by_a_model_of_timm_from_the_command_line(tmp_path: Path, timm:
     assert "features: timm/colours" in (tmp_path / "run" / "config.yaml").read_text()
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["flagged"] == pytest.approx(0.2, abs=0.1)
+
+
+def test_patches_are_features_of_the_images_alone() -> None:
+    data = images(40)
+    features_NF = guide_features("patches", data)
+    assert features_NF.dtype == torch.float16
+    assert len(features_NF) == data.num_train
+    torch.testing.assert_close(features_NF.float().norm(dim=1), torch.ones(data.num_train), rtol=1e-2, atol=1e-2)
+    same = images(40)
+    assert torch.equal(guide_features("patches", same), features_NF)
+
+
+def test_a_guide_that_is_not_named_is_made_from_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", images=np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8))
+    words = ["train", "--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "run"), "--method", "simclr+guide", "--no-report"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--epochs", "1", "--batch-size", "8", "--set", "model.width=8", "--set", "views.size=8"])
+    assert not left.value.code
+    written = (tmp_path / "run" / "config.yaml").read_text()
+    assert "features: patches" in written
+    assert "alpha: 0.1" in written
+    assert "guide          patches" in capsys.readouterr().err

@@ -12,8 +12,8 @@ from kinfolk.errors import UsageError
 from kinfolk.training.loader import BatchLoader
 
 
-class Pictures:
-    """Picture i is a single pixel of value i."""
+class Images:
+    """Image i is a single pixel of value i."""
 
     def __init__(self, num_train: int) -> None:
         self.num_train = num_train
@@ -30,7 +30,7 @@ def order(loader: BatchLoader) -> list[list[int]]:
 
 
 def test_an_epoch_has_every_sample_at_most_once_and_drops_the_rest() -> None:
-    loader = BatchLoader(Pictures(23), batch_size=5, seed=1)
+    loader = BatchLoader(Images(23), batch_size=5, seed=1)
     batches = list(loader)
     assert len(batches) == len(loader) == 4
     ids = torch.cat([batch["ids"] for batch in batches])
@@ -42,31 +42,31 @@ def test_an_epoch_has_every_sample_at_most_once_and_drops_the_rest() -> None:
 
 
 def test_order_is_a_function_of_seed_and_epoch() -> None:
-    loader = BatchLoader(Pictures(40), batch_size=8, seed=1)
+    loader = BatchLoader(Images(40), batch_size=8, seed=1)
     first = order(loader)
     loader.set_epoch(1)
     second = order(loader)
     loader.set_epoch(0)
     assert order(loader) == first
     assert second != first
-    assert order(BatchLoader(Pictures(40), batch_size=8, seed=2)) != first
+    assert order(BatchLoader(Images(40), batch_size=8, seed=2)) != first
 
 
 def test_ranks_join_to_the_batch_of_one_process() -> None:
-    whole = order(BatchLoader(Pictures(40), batch_size=12, seed=3))
-    parts = [order(BatchLoader(Pictures(40), batch_size=12, seed=3, rank=rank, world_size=3)) for rank in range(3)]
+    whole = order(BatchLoader(Images(40), batch_size=12, seed=3))
+    parts = [order(BatchLoader(Images(40), batch_size=12, seed=3, rank=rank, world_size=3)) for rank in range(3)]
     assert [list(chain.from_iterable(step)) for step in zip(*parts, strict=True)] == whole
 
 
 def test_it_goes_on_where_it_was_saved() -> None:
-    loader = BatchLoader(Pictures(40), batch_size=8, seed=1)
+    loader = BatchLoader(Images(40), batch_size=8, seed=1)
     loader.set_epoch(4)
     whole = order(loader)
     loader.set_epoch(4)
     batches = iter(loader)
     next(batches), next(batches)
     state = loader.state_dict()
-    again = BatchLoader(Pictures(40), batch_size=8, seed=1)
+    again = BatchLoader(Images(40), batch_size=8, seed=1)
     iter(again)  # Lightning asks for an iterator before it restores the state
     again.load_state_dict(state)
     assert order(again) == whole[2:]
@@ -84,8 +84,8 @@ def test_an_order_of_its_own() -> None:
         asked.append((generator.initial_seed(), batch_size))
         return torch.arange(40).flip(0) if state["reversed"] else None
 
-    loader = BatchLoader(Pictures(40), batch_size=8, seed=1, order=backwards)
-    assert order(loader) == order(BatchLoader(Pictures(40), batch_size=8, seed=1))
+    loader = BatchLoader(Images(40), batch_size=8, seed=1, order=backwards)
+    assert order(loader) == order(BatchLoader(Images(40), batch_size=8, seed=1))
     loader.set_epoch(1)
     batches = iter(loader)
     state["reversed"] = True
@@ -95,12 +95,12 @@ def test_an_order_of_its_own() -> None:
     loader.load_state_dict({"epoch": 1, "position": 3})
     assert order(loader) == torch.arange(16).flip(0).view(2, 8).tolist()
     assert asked[2] == asked[1]
-    parts = [BatchLoader(Pictures(40), batch_size=8, seed=1, rank=r, world_size=2, order=backwards).ids(0, 1).tolist() for r in (0, 1)]
+    parts = [BatchLoader(Images(40), batch_size=8, seed=1, rank=r, world_size=2, order=backwards).ids(0, 1).tolist() for r in (0, 1)]
     assert parts == [[31, 30, 29, 28], [27, 26, 25, 24]]
 
 
 def test_batches_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match=r"`batch_size` \(=256\) must be at most the number of training samples \(=100\)"):
-        BatchLoader(Pictures(100), batch_size=256, seed=0)
+        BatchLoader(Images(100), batch_size=256, seed=0)
     with pytest.raises(UsageError, match=r"multiple of the number of devices \(=3\)"):
-        BatchLoader(Pictures(100), batch_size=10, seed=0, world_size=3)
+        BatchLoader(Images(100), batch_size=10, seed=0, world_size=3)

@@ -20,6 +20,7 @@ from kinfolk.training import module
 from kinfolk.training.module import encoders_of, in_chunks
 from kinfolk.training.train import train
 from tests.ranks import spawn
+from tests.training.small import BARE
 
 SAMPLES, SIDE = 5000, 4
 
@@ -192,9 +193,8 @@ def test_a_training_in_chunks_runs_and_notes_it(tmp_path: Path, monkeypatch: pyt
         return in_chunks(modules, number)
 
     monkeypatch.setattr(module, "in_chunks", noted)
-    settings = {"views.preset": "mild", "views.size": 8, "model.name": "resnet10", "model.width": 8}
     common: dict[str, Any] = {"data": "digits", "method": "sogclr+glofnd", "epochs": 1, "batch_size": 512, "progress": False}
-    run = train(out=tmp_path / "run", settings={**settings, "trainer.chunk_size": 128}, **common)
+    run = train(out=tmp_path / "run", settings={**BARE, "trainer.chunk_size": 128}, **common)
     (row,) = run.epochs()
     assert (row["step"], asked) == (2, [4, 4])
     assert "chunk_size: 128" in run.config.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.lars import LARS
-from kinfolk.training.optimizers import build_optimizer, build_scheduler, parameter_groups, scaled_lr
+from kinfolk.training.optimizers import build_optimizer, build_scheduler, lr_factor, parameter_groups, scaled_lr
 
 
 def net() -> nn.Sequential:
@@ -102,7 +102,7 @@ def test_resume_is_exact(name: Literal["sgd", "lars", "adamw"]) -> None:
     def start() -> tuple[nn.Module, Any, Any]:
         module = net()
         optimizer = build_optimizer(name, module, 0.1, weight_decay=0.01)
-        return module, optimizer, build_scheduler(optimizer, total_steps=10, warmup_steps=2)
+        return module, optimizer, build_scheduler(optimizer, lambda step: lr_factor(step, total_steps=10, warmup_steps=2))
 
     def go(module: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> None:
         for step in steps:

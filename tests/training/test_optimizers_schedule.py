@@ -48,7 +48,7 @@ def test_warm_up_may_take_all() -> None:
 def test_the_scheduler_is_the_function() -> None:
     groups: list[dict[str, Any]] = [{"params": nn.Linear(2, 2).parameters(), "lr": 0.3}, {"params": nn.Linear(2, 2).parameters()}]
     optimizer = torch.optim.SGD(groups, lr=2.0)
-    scheduler = build_scheduler(optimizer, 10, warmup_steps=3, final=0.2)
+    scheduler = build_scheduler(optimizer, lambda step: lr_factor(step, 10, warmup_steps=3, final=0.2))
     for step in range(12):
         factor = lr_factor(step, 10, warmup_steps=3, final=0.2)
         assert [group["lr"] for group in optimizer.param_groups] == [0.3 * factor, 2.0 * factor]

@@ -84,12 +84,7 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path) -> None:
         section, _, name_ = key.partition(".")
         if getattr(recipe, section).get(name_):
             settings[key] = value
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        run = train(data, tmp_path / "run", recipe=name, epochs=1, batch_size=12, settings=settings, progress=False)
-    finally:
-        torch.set_num_threads(threads)
+    run = train(data, tmp_path / "run", recipe=name, epochs=1, batch_size=12, settings=settings, progress=False)
     (row,) = run.epochs()
     assert row["step"] == 2
     assert ("flagged" in row) == ("+" in recipe.method or recipe.method == "la")  # which has a detector of its own

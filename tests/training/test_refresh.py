@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,7 @@ from kinfolk.detectors import IFND, Ring
 from kinfolk.embedding import embed, embed_in_parts
 from kinfolk.evaluation.detection import label_nmi
 from kinfolk.frameworks.base import Framework
-from kinfolk.training import checkpoint as keeper
-from kinfolk.training import refresh
+from kinfolk.training import checkpoint, refresh
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.load_run import load_framework, open_run
 from kinfolk.training.metrics_log import MetricsLog
@@ -28,18 +26,10 @@ from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from kinfolk.training.trainer import ProgressBar
 from tests.training.children import run_child, run_ranks, training
-from tests.training.test_resume import assert_same
+from tests.training.small import assert_same
 
 CLUSTERED: dict[str, Any] = {"method": "simclr+ifnd", "settings": {"detector.num_clusters": [8, 20]}}
 BANK: dict[str, Any] = {"method": "simclr+ifnd", "settings": {"detector.num_clusters": [8, 20], "detector.source": "bank"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +94,7 @@ def test_all_training_samples_are_embedded_as_they_are(tmp_path: Path, monkeypat
 
 
 def test_the_last_clustering_is_of_the_finished_encoder(whole: dict[str, Run]) -> None:
-    """It is in the checkpoint and in the last line of the journal, and has all labels."""
+    """It is in the checkpoint and in the last line of the metrics log, and has all labels."""
     run = whole["pass"]
     opened = open_run(run.path)
     data = opened.data()
@@ -145,16 +135,16 @@ def test_features_that_are_known_are_not_computed(tmp_path: Path, monkeypatch: p
         assert rows[1]["flagged"] > 0
 
 
-def test_the_measured_knn_is_heard_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measured_knn_is_passed_on_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
-    save = keeper.CheckpointSaver._save
+    save = checkpoint.CheckpointSaver._save
 
-    def saved(self: keeper.CheckpointSaver, *args: Any, **more: Any) -> None:
+    def saved(self: checkpoint.CheckpointSaver, *args: Any, **more: Any) -> None:
         events.append("saved")
         save(self, *args, **more)
 
     monkeypatch.setattr(Ring, "on_metric", lambda self, name, value: events.append((name, value)))
-    monkeypatch.setattr(keeper.CheckpointSaver, "_save", saved)
+    monkeypatch.setattr(checkpoint.CheckpointSaver, "_save", saved)
     run = train(**training(tmp_path / "run", method="simclr+ring", settings={"knn.every": 2, "detector.anneal": "knn"}))
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]

@@ -23,12 +23,11 @@ from kinfolk.training.epoch_end import _parts
 from kinfolk.training.module import NonFiniteLossError
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
-
-TINY: dict[str, Any] = {"model.name": "resnet10", "model.width": 8, "head.out_size": 16, "views.preset": "mild", "views.size": 8}
+from tests.training.small import SMALL
 
 
 def tiny(data: Any, out: Path, **more: Any) -> Run:
-    settings = {**TINY, **more.pop("settings", {})}
+    settings = {**SMALL, **more.pop("settings", {})}
     return train(data=data, out=out, **{"epochs": 2, "batch_size": 8, "progress": False, **more}, settings=settings)
 
 

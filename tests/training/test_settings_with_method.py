@@ -17,23 +17,24 @@ from kinfolk.training.build import assemble
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.settings import load_recipe, recipe_names, with_method
 from kinfolk.training.train import train
+from tests.training.small import BARE
 
 
 def resolved(recipe: str, method: str, settings: dict[str, Any] | None = None) -> tuple[TrainConfig, list[str]]:
-    """The configuration, and what was told."""
-    with warnings.catch_warnings(record=True) as told:
+    """The configuration, and the warnings."""
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         config = assemble(None, recipe, {"method": method}, settings or {})
-    return config, [str(each.message) for each in told]
+    return config, [str(each.message) for each in warned]
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_resolves_without_and_with_another_detector(name: str) -> None:
     own = parse(load_recipe(name).method)
-    plain, told = resolved(name, own.framework)
+    plain, warned = resolved(name, own.framework)
     assert plain.detector == {}
     assert plain.framework.items() >= load_recipe(name).framework.items(), "the framework is the same"
-    assert len(told) == bool(load_recipe(name).detector)
+    assert len(warned) == bool(load_recipe(name).detector)
     other = "fnc" if own.detector != "fnc" else "glofnd"
     config, _ = resolved(name, f"{own.framework}+{other}")
     assert config.detector["start_epoch"] == load_recipe(name).detector.get("start_epoch"), "when it starts is kept"
@@ -75,17 +76,17 @@ def test_recipes_resolve_with_every_framework(name: str, framework: str) -> None
     ],
 )
 def test_the_baselines_of_the_papers(recipe: str, method: str, framework: dict[str, Any], detector: dict[str, Any]) -> None:
-    config, told = resolved(recipe, method)
+    config, warned = resolved(recipe, method)
     assert config.framework.items() >= framework.items()
     assert config.detector.items() >= detector.items()
-    assert len(told) == 1
-    assert f"the recipe is for {load_recipe(recipe).method}; for {method} these settings of it are dropped: `" in told[0]
+    assert len(warned) == 1
+    assert f"the recipe is for {load_recipe(recipe).method}; for {method} these settings of it are dropped: `" in warned[0]
 
 
 def test_the_own_method_keeps_everything_and_is_silent() -> None:
-    config, told = resolved("simclr-glofnd-cpu", "simclr+glofnd:attract")
+    config, warned = resolved("simclr-glofnd-cpu", "simclr+glofnd:attract")
     assert config.detector["alpha"] == 0.01
-    assert not told
+    assert not warned
 
 
 def test_the_method_may_be_a_setting() -> None:
@@ -107,11 +108,9 @@ def test_views_of_the_replaced_framework_are_dropped() -> None:
     assert "views.options.space" in dropped
 
 
-def test_it_is_told_in_one_line_of_the_log(tmp_path: Path) -> None:
+def test_it_is_reported_in_one_line_of_the_log(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", x_train=x, y_train=np.arange(16) % 2)
-    tiny = {"model.name": "resnet10", "model.width": 4, "views.size": 8, "snapshots.epochs": 0, "knn.every": 0}
-    tiny |= {"optimizer.warmup_epochs": 0}
     run = train(
         tmp_path / "images.npz",
         tmp_path / "run",
@@ -119,7 +118,7 @@ def test_it_is_told_in_one_line_of_the_log(tmp_path: Path) -> None:
         method="simclr",
         epochs=1,
         batch_size=8,
-        settings=tiny,
+        settings={**BARE, "optimizer.warmup_epochs": 0},
         progress=False,
     )
     lines = run.log.read_text(encoding="utf-8").splitlines()

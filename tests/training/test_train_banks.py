@@ -20,9 +20,7 @@ from kinfolk.training.load_run import open_run
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import run_child, training
-from tests.training.test_resume import assert_same, one_thread
-
-__all__ = ["one_thread"]  # a fixture that holds for every test here
+from tests.training.small import assert_same
 
 METHODS: dict[str, dict[str, Any]] = {
     "cmc": {"method": "cmc+glofnd", "settings": {"framework.num_negatives": 50, "detector.alpha": 0.05, "detector.init": "quantile"}},

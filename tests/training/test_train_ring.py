@@ -10,9 +10,7 @@ import pytest
 
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
-from tests.training.test_train import TINY, one_thread
-
-__all__ = ["one_thread"]  # a fixture that holds for every test here
+from tests.training.small import SMALL
 
 
 def images(path: Path, test: str = "test", test_seed: int = 0, val: bool = False) -> Path:
@@ -29,7 +27,7 @@ def images(path: Path, test: str = "test", test_seed: int = 0, val: bool = False
 
 
 def ring(data: Path, out: Path, epochs: int = 3, batch_size: int = 16, **settings: Any) -> Run:
-    named = {**TINY, **{f"detector.{name}": value for name, value in settings.items()}, "knn.every": 1}
+    named = {**SMALL, **{f"detector.{name}": value for name, value in settings.items()}, "knn.every": 1}
     return train(data=data, out=out, epochs=epochs, batch_size=batch_size, progress=False, method="simclr+ring", settings=named)
 
 

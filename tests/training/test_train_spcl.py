@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,10 @@ from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
 from tests.training.children import run_ranks, training
-from tests.training.test_resume import assert_same
+from tests.training.small import assert_same
 
 SPCL: dict[str, Any] = {"method": "spcl", "epochs": 2, "settings": {"framework.num_clusters": [12], "knn.every": 0}}
 DETECTING: dict[str, Any] = {"method": "spcl+glofnd", "settings": {"framework.num_clusters": [30, 10]}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_batches_and_heads_of_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kinfolk.data.prepare import read_quarantine
 from kinfolk.errors import KinfolkError
@@ -18,29 +16,17 @@ from kinfolk.training.train import train
 from tests.data.test_shards import png, shard
 from tests.data.test_stream import make_shards
 from tests.training.children import run_child, run_ranks
-from tests.training.test_resume import assert_same
+from tests.training.small import SMALL, assert_same
 
 SETTINGS: dict[str, Any] = {
     "data.streaming": True,
     "data.shuffle_buffer": 24,
     "data.image_size": 16,
     "data.workers": 0,
-    "model.name": "resnet10",
-    "model.width": 8,
-    "head.out_size": 16,
-    "views.preset": "mild",
-    "views.size": 8,
+    **SMALL,
     "detector.alpha": 0.05,
     "detector.init": "quantile",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +143,7 @@ def test_captions_are_streamed_too(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_streamed_and_evaluated_like_a_cached_one(tmp_path: Path) -> None:
-    from tests.data.pictures import noise, save
+    from tests.data.images import noise, save
 
     for n in range(24):
         save(tmp_path / "data" / "ab"[n % 2] / f"{n:02d}.png", noise(8, 8, n))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kinfolk.models import adapt, read_state
-from kinfolk.training import build as assemble
+from kinfolk.training import build
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
@@ -38,7 +38,7 @@ def no_norm(*args: Any, **more: Any) -> nn.Module:
 def learn(data: str, out: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
-    setattr(assemble, "build_encoder", no_norm)  # noqa: B010
+    setattr(build, "build_encoder", no_norm)  # noqa: B010
     settings = {**SETTINGS, "trainer.devices": int(environment.get("WORLD_SIZE", "1"))}
     train(data, out, method="clip+glofnd", epochs=3, batch_size=16, settings=settings, progress=False)
 

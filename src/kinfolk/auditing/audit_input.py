@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ import numpy as np
 from kinfolk.auditing.annotations import KEY_COLUMNS, LABEL_COLUMNS, align, read_keys, read_labels, read_table, read_texts
 from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
-from kinfolk.errors import UsageError
+from kinfolk.auditing.verdict import UNKNOWN, Provenance
+from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
 
 PACKAGES = ("torchvision/", "timm/", "open_clip/")
+GUIDES = (".npy", ".safetensors")
+"""Files of features that `kinfolk train --guide` takes."""
 PIXELS = 64
 """Side at which the images of `--images` are read for the comparison of pixels."""
 BRIEF_SAMPLES = 60_000
@@ -41,8 +44,7 @@ class AuditInput:
         features: a path or an array.
         labels, keys, texts: of the rows, where they are known.
         images, thumbnails: images of the rows, if there are any.
-        data: what `kinfolk train --data` would take for these samples, if it is known.
-        encoder: what computed the features, in words, if it is known.
+        origin: where samples and features come from, for the words and commands of the verdict.
     """
 
     features: Any
@@ -51,8 +53,7 @@ class AuditInput:
     texts: list[str] | None = None
     images: ImageData | None = None
     thumbnails: Thumbnails | None = None
-    data: str | None = None
-    encoder: str | None = None
+    origin: Provenance = UNKNOWN
 
 
 @contextmanager
@@ -140,13 +141,21 @@ def _from_run(path: Path, progress: bool) -> AuditInput:
     images = opened.data(progress=progress)
     features = opened.features(images, np.arange(images.num_train), progress=progress)
     source = None if images.stream is not None else open_data(None, opened.config, Run(path))
-    return _with_images(features, images, source, opened.config.data.source, f"the encoder of the run {path}")
+    data = opened.config.data
+    own = not _knows_more(opened.config.method)
+    origin = Provenance(data.source, data.labels_from_folders, False, f"the encoder of the run {path}", own, str(path))
+    return _with_images(features, images, source, origin)
 
 
-def _with_images(features: NDArray[np.float32], images: ImageData, source: Any, data: str | None, encoder: str) -> AuditInput:
+def _knows_more(method: str) -> bool:
+    """Whether a training used labels or another model, so that its encoder knows more than the images alone show."""
+    return any(f"+{detector}" in method for detector in ("oracle", "guide", "known"))
+
+
+def _with_images(features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance) -> AuditInput:
     number = images.num_train
-    keys = images.samples.keys[:number]
-    return AuditInput(features, class_names(images, number), keys, None, images, Thumbnails(images, source), data, encoder)
+    keys, labels = images.samples.keys[:number], class_names(images, number)
+    return AuditInput(features, labels, keys, None, images, Thumbnails(images, source), replace(origin, has_labels=labels is not None))
 
 
 def _from_file(
@@ -154,8 +163,9 @@ def _from_file(
 ) -> AuditInput:
     """Features from a file, with keys and labels from the table beside it or from its images."""
     keys, labels = _beside(path, key)
+    origin = Provenance(guide=str(path) if path.suffix.lower() in GUIDES else None)
     if images is None:
-        return AuditInput(path, labels, keys)
+        return AuditInput(path, labels, keys, origin=origin)
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
 
@@ -179,7 +189,8 @@ def _from_file(
             f"the images in `{images}` are not those of `{path.with_suffix('.parquet')}`, or have another order; give the data that the "
             "features were computed from"
         )
-    return AuditInput(path, labels if own is None else own, data.samples.keys, None, data, Thumbnails(data, source), images)
+    origin = replace(origin, data=images, labels_from_folders=labels_from_folders, has_labels=own is not None)
+    return AuditInput(path, labels if own is None else own, data.samples.keys, None, data, Thumbnails(data, source), origin)
 
 
 def _beside(path: Path, key: str | None) -> tuple[list[str] | None, list[Any] | None]:
@@ -225,13 +236,20 @@ def _from_images(
         opened.encoder()
         images = opened.data(data, labels_from_folders=labels_from_folders, workers=workers, progress=progress)
         words = f"the encoder of the run {encoder}"
+        own = _same_place(opened.config.data.source, data) and not _knows_more(opened.config.method)
     else:
+        own = True
         settings, words = _train_briefly(data, out, labels_from_folders, epochs, progress)
         opened = open_run(out)
         images = opened.data(progress=progress)
         words = f"a small encoder ({settings}), trained on these images by {words}"
     features = opened.features(images, np.arange(images.num_train), progress=progress)
-    return _with_images(features, images, open_source(data, labels_from_folders=labels_from_folders), data, words)
+    origin = Provenance(data, labels_from_folders, False, words, own, encoder)
+    return _with_images(features, images, open_source(data, labels_from_folders=labels_from_folders), origin)
+
+
+def _same_place(one: str | None, other: str) -> bool:
+    return one is not None and (one == other or Path(one).absolute() == Path(other).absolute())
 
 
 def _train_briefly(data: str, out: Path, labels_from_folders: bool, epochs: int | None, progress: bool) -> tuple[str, str]:
@@ -241,27 +259,22 @@ def _train_briefly(data: str, out: Path, labels_from_folders: bool, epochs: int 
 
     number = sum(item.split == "train" for item in open_source(data, labels_from_folders=labels_from_folders).items())
     if number < 16:
-        raise UsageError(f"`{data}` has {number:,} images, too few to train an encoder on; give one with --encoder")
+        raise UsageError(f"`{data}` has {counted(number, 'image')}, too few to train an encoder on; give one with --encoder")
     epochs = min(60, max(5, round(BRIEF_SAMPLES / number))) if epochs is None else epochs
     batch = min(256, 1 << (number // 4).bit_length() - 1)
     settings = {"data.labels_from_folders": labels_from_folders}
     train(data, out, recipe="simclr-cpu", epochs=epochs, batch_size=max(4, batch), settings=settings, overwrite=True, progress=progress)
-    return "resnet10, 32 × 32 pixels", f"simclr for {epochs} epoch{'s' * (epochs != 1)}"
+    return "resnet10, 32 × 32 pixels", f"simclr for {counted(epochs, 'epoch')}"
 
 
 def _by_pretrained(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
-    import torch
-
-    from kinfolk.data.augmentation.views import Views
+    """The features that `kinfolk train --guide` takes too."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
-    from kinfolk.embedding import embed
-    from kinfolk.models.build import build_encoder
+    from kinfolk.training.guides import guide_features
 
-    network = build_encoder(encoder, pretrained=True)
     source = open_source(data, labels_from_folders=labels_from_folders)
     images = prepare(source, image_size=256, workers=workers, progress=progress)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    views = Views("plain", 224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    features = embed(network, images, views, torch.arange(images.num_train), batch_size=64, device=device, progress=progress)
-    return _with_images(np.asarray(features.numpy(), dtype=np.float32), images, source, data, f"{encoder} with its pretrained weights")
+    features = guide_features(encoder, images)
+    origin = Provenance(data, labels_from_folders, False, f"{encoder} with its pretrained weights", False, encoder)
+    return _with_images(np.asarray(features.numpy(), dtype=np.float32), images, source, origin)

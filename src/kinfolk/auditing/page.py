@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import Ints
-from kinfolk.auditing.verdict import verdict
+from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
 from kinfolk.data.decode import RefusedError, decode
 from kinfolk.errors import KinfolkError
 from kinfolk.report import html
 from kinfolk.report.curves import Panel, figure, histogram, line
+from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     from kinfolk.auditing.result import Audit
@@ -131,15 +133,17 @@ def _doubt(audit: Audit, row: Any) -> str:
 
 def _anchors(audit: Audit) -> Ints:
     """Random anchors and, with labels, anchors whose closest kin has another label; in random order."""
-    rng = np.random.default_rng(0)
+    draw = generator(0, "gallery")
     with_kin = np.unique(audit.pairs["anchor"])
-    chosen = rng.choice(with_kin, min(ANCHORS, len(with_kin)), replace=False)
+    chosen = with_kin[torch.randperm(len(with_kin), generator=draw)[:ANCHORS].numpy()]
     if audit.labels is not None:
         first = audit.pairs[audit.pairs["rank"] == 1]
         one, other = audit.labels[first["anchor"]], audit.labels[first["kin"]]
         wrong = first[(one >= 0) & (other >= 0) & (one != other)]
         chosen = np.concatenate([chosen, wrong["anchor"][np.argsort(-wrong["similarity"], kind="stable")][:WRONG]])
-    return rng.permutation(np.unique(chosen)).astype(np.int64)
+    chosen = np.unique(chosen)
+    shuffled: Ints = chosen[torch.randperm(len(chosen), generator=draw).numpy()].astype(np.int64)
+    return shuffled
 
 
 def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:
@@ -211,12 +215,9 @@ def write_page(
     audit: Audit,
     path: Path,
     images: ImageData | Thumbnails | None = None,
-    *,
-    out: Path | str = "audit",
-    data: str | None = None,
-    encoder: str | None = None,
+    origin: Provenance = UNKNOWN,
 ) -> None:
-    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the other arguments."""
+    """Writes the page; without `images` the gallery shows keys or texts. See `Audit.save` for the arguments."""
     ids, shown = gallery(audit)
     sheet = sprites(ids, images)
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
@@ -230,8 +231,8 @@ def write_page(
         title="Audit",
         sections=[*sections, ("batches", "Batches")],
         sheet=None if sheet is None else sheet.uri,
-        lead=lead(audit, encoder),
-        verdict=verdict(audit, out=out, data=data),
+        lead=lead(audit, origin.encoder),
+        verdict=verdict(audit, origin),
         tiles=tiles(audit),
         panels=panels,
         batches=audit.batches,

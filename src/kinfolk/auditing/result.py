@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kinfolk.auditing.alpha import BatchLine, Survey
 from kinfolk.auditing.approximate import Check
 from kinfolk.auditing.inputs import Floats, Ints
+from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
 from kinfolk.errors import escaped
 from kinfolk.files import write_by_name
 
@@ -103,10 +104,8 @@ class Audit:
         judged = "" if math.isnan(self.f1) else f", precision {self.precision:.1%}, recall {self.recall:.1%}, F1 {self.f1:.3f}"
         return f"<Audit: {found}{judged}>"
 
-    def summary(self) -> dict[str, Any]:
-        """The contents of summary.json."""
-        from kinfolk.auditing.verdict import verdict
-
+    def summary(self, origin: Provenance = UNKNOWN) -> dict[str, Any]:
+        """The contents of summary.json; see `save`."""
         figures = {
             "samples": len(self),
             "alpha": self.alpha,
@@ -129,7 +128,7 @@ class Audit:
             "mislabels": len(self.mislabels),
             "outliers": len(self.outliers),
             "batches": [asdict(line) for line in self.batches],
-            "verdict": verdict(self).sentences,
+            "verdict": verdict(self, origin).sentences,
         }
         return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in figures.items()}
 
@@ -145,17 +144,14 @@ class Audit:
         self,
         folder: str | os.PathLike[str],
         images: ImageData | Thumbnails | None = None,
-        *,
-        data: str | None = None,
-        encoder: str | None = None,
+        origin: Provenance = UNKNOWN,
     ) -> Path:
         """Writes tables, summary and page into `folder`, replacing those of an earlier audit.
 
         Args:
             folder: is created if it is missing.
             images: images of the samples for the page.
-            data: where the samples come from, for the command that the page suggests.
-            encoder: what computed the features, for the page.
+            origin: where samples and features come from, for the words and commands of the verdict.
         """
         from kinfolk.auditing.page import write_page
 
@@ -182,8 +178,10 @@ class Audit:
             self._write({column: np.asarray([point[column] for point in points]) for column in points[0]}, None, out / "curve.csv")
         else:
             (out / "curve.csv").unlink(missing_ok=True)
-        write_by_name(out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(), indent=2) + "\n", encoding="utf-8"))
-        write_by_name(out / "audit.html", lambda path: write_page(self, path, images, out=out, data=data, encoder=encoder))
+        write_by_name(
+            out / "summary.json", lambda path: path.write_text(json.dumps(self.summary(origin), indent=2) + "\n", encoding="utf-8")
+        )
+        write_by_name(out / "audit.html", lambda path: write_page(self, path, images, origin))
         return out
 
     def _columns(self, name: str) -> dict[str, Any] | None:

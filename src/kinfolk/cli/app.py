@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from kinfolk.cli import audit, compare, data, eval, lists, outputs, train
-from kinfolk.cli.options import FLAG, examples
+from kinfolk.cli.options import FLAG, examples, flowing
 from kinfolk.cnce import command as cnce
 
 app = typer.Typer(
@@ -30,7 +32,8 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(
     epilog=examples(
-        "kinfolk train --data photos/ --out runs/photos --method simclr",
+        "kinfolk advise photos/",
+        "kinfolk train --data photos/ --out runs/photos",
         "kinfolk eval runs/photos --data labelled/ --labels-from-folders",
         "kinfolk COMMAND --help",
     )
@@ -45,16 +48,20 @@ def _root(
 
 
 TRAIN, INSPECT = "Train and use", "Inspect"
-app.command("train", rich_help_panel=TRAIN, epilog=train.EPILOG)(train.train)
-app.command("sweep", rich_help_panel=TRAIN, epilog=compare.SWEEP_EPILOG)(compare.sweep)
-app.command("eval", rich_help_panel=TRAIN, epilog=eval.EPILOG)(eval.evaluate)
-app.command("embed", rich_help_panel=TRAIN, epilog=outputs.EMBED_EPILOG)(outputs.embed)
-app.command("export", rich_help_panel=TRAIN, epilog=outputs.EXPORT_EPILOG)(outputs.export)
-app.command("compare", rich_help_panel=INSPECT, epilog=compare.EPILOG)(compare.compare)
-app.command("audit", rich_help_panel=INSPECT, epilog=audit.EPILOG)(audit.audit)
-app.command("advise", rich_help_panel=INSPECT, epilog=audit.ADVISE_EPILOG)(audit.advise)
-app.command("report", rich_help_panel=INSPECT, epilog=outputs.REPORT_EPILOG)(outputs.report)
-app.command("data", rich_help_panel=INSPECT, epilog=data.EPILOG)(data.data)
-app.command("methods", rich_help_panel=INSPECT, epilog=lists.METHODS_EPILOG)(lists.methods)
-app.command("recipes", rich_help_panel=INSPECT, epilog=lists.RECIPES_EPILOG)(lists.recipes)
-app.command("cnce", rich_help_panel=INSPECT, epilog=cnce.EPILOG)(cnce.cnce)
+COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
+    ("train", TRAIN, train.train, train.EPILOG),
+    ("sweep", TRAIN, compare.sweep, compare.SWEEP_EPILOG),
+    ("eval", TRAIN, eval.evaluate, eval.EPILOG),
+    ("embed", TRAIN, outputs.embed, outputs.EMBED_EPILOG),
+    ("export", TRAIN, outputs.export, outputs.EXPORT_EPILOG),
+    ("advise", INSPECT, audit.advise, audit.ADVISE_EPILOG),
+    ("audit", INSPECT, audit.audit, audit.EPILOG),
+    ("compare", INSPECT, compare.compare, compare.EPILOG),
+    ("report", INSPECT, outputs.report, outputs.REPORT_EPILOG),
+    ("data", INSPECT, data.data, data.EPILOG),
+    ("methods", INSPECT, lists.methods, lists.METHODS_EPILOG),
+    ("recipes", INSPECT, lists.recipes, lists.RECIPES_EPILOG),
+    ("cnce", INSPECT, cnce.cnce, cnce.EPILOG),
+)
+for _name, _panel, _function, _epilog in COMMANDS:
+    app.command(_name, rich_help_panel=_panel, epilog=_epilog, help=flowing(inspect.getdoc(_function) or ""))(_function)

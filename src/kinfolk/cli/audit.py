@@ -20,7 +20,7 @@ EPILOG = examples(
     "kinfolk audit features.npy --images photos/ --labels labels.csv --alpha 0.02",
     "kinfolk audit runs/photos --out audit/",
     "kinfolk audit sentences.csv --texts sentences.txt",
-    "kinfolk train --data photos/ --out runs/clean --method simclr+known --known-kin audit/pairs.parquet",
+    "kinfolk audit photos/ --encoder timm/resnet50",
 )
 ADVISE_EPILOG = examples(
     "kinfolk advise photos/", "kinfolk advise photos/ --guide timm/resnet50", "kinfolk advise photos/ --guide runs/first"
@@ -40,7 +40,12 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Repl
 Epochs = Annotated[
     int | None,
     typer.Option(
-        "--epochs", metavar="N", min=1, help="Epochs of the short training. [dim]Default: by the number of images.[/]", show_default=False
+        "--epochs",
+        metavar="N",
+        min=1,
+        help="Epochs of the short training. [dim]Default: by the number of images.[/]",
+        rich_help_panel=RUNNING,
+        show_default=False,
     ),
 ]
 
@@ -217,24 +222,24 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
     from rich.text import Text
 
     from kinfolk.auditing.page import lead, tiles
-    from kinfolk.auditing.verdict import guide_advice, verdict
+    from kinfolk.auditing.verdict import verdict
     from kinfolk.cli.options import plain_table, screen
     from kinfolk.errors import printable
 
-    found.save(out, given.thumbnails, data=given.data, encoder=given.encoder)
+    found.save(out, given.thumbnails, given.origin)
     console = screen()
-    console.print(Text(printable(lead(found, given.encoder))), soft_wrap=False)
+    console.print(Text(printable(lead(found, given.origin.encoder))), soft_wrap=False)
     table = plain_table("", "", "", right=())
     table.show_header = False
     for label, value, note in tiles(found):
         table.add_row(Text(printable(label)), Text(printable(value), "bold"), Text(printable(note), "dim"))
     console.print(table, soft_wrap=False)
-    decided = verdict(found, out=out, data=given.data)
+    decided = verdict(found, given.origin)
     for sentence in decided.sentences:
         console.print(Text(printable(sentence)), soft_wrap=False)
-    console.print(f"\nNext: {decided.command}", markup=False)
-    sentence, command = guide_advice(found, given.features, given.data)
-    console.print(Text(printable(sentence)), soft_wrap=False)
-    console.print(f"{'Guided' if '+guide' in command else 'Without a guide'}: {command}", markup=False)
-    console.print(f"Page: {out / 'audit.html'}", markup=False)
+    for purpose, command in decided.commands:
+        console.print()
+        console.print(Text(printable(f"{purpose}:"), "dim"), soft_wrap=False)
+        console.print(f"  {command}", markup=False)
+    console.print(f"\nPage: {out / 'audit.html'}", markup=False)
     console.print(f"Pairs: {out / 'pairs.parquet'} (for `kinfolk train --method simclr+known --known-kin`)", markup=False)

@@ -1,7 +1,4 @@
-"""`kinfolk compare` prints one table over runs and seeds.
-
-`kinfolk sweep`: trains combinations of methods, settings and seeds, and compares them.
-"""
+"""`kinfolk compare` prints one table over runs and seeds; `kinfolk sweep` trains combinations of methods, settings and seeds first."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kinfolk.cli.options import DATA, FLAG, RUNNING, SOURCE_HELP, Debug, LabelsFromFolders, examples
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +70,7 @@ def compare(
     found = compare_runs(runs, base=base, oracle=oracle, figure=figure, columns=names)
     if out is not None:
         found.save(out, format)
-        screen().print(f"{len(found.records)} rows: {out}", markup=False)
+        screen().print(f"{counted(len(found.records), 'row')}: {out}", markup=False)
     elif format in (None, "table"):
         show_comparison(found, screen())
     else:
@@ -203,4 +200,4 @@ def sweep(
     if found.table is not None:
         show_comparison(found.table, screen())
     elif found.runs[0].rank == 0:
-        screen().print(f"{len(found.runs)} runs in {out}; the data has no labels, so nothing is compared", markup=False)
+        screen().print(f"{counted(len(found.runs), 'run')} in {out}; the data has no labels, so nothing is compared", markup=False)

@@ -45,18 +45,19 @@ def _show(found: ImageData) -> None:
 
     from kinfolk.cli.options import plain_table, screen
     from kinfolk.data.captions import captions_of
-    from kinfolk.errors import shown
+    from kinfolk.errors import counted, shown
 
     console, samples = screen(), found.samples
     widths, heights = samples.widths, samples.heights
     sizes = f"{widths.min()} × {heights.min()}"
     if (widths.min(), heights.min()) != (widths.max(), heights.max()):
         sizes += f" to {widths.max()} × {heights.max()}"
-    console.print(Text.assemble((f"{len(samples):,}", "bold"), f" images, {sizes} pixels"))
+    console.print(Text.assemble((counted(len(samples), "image"), "bold"), f", {sizes} pixels"))
     if samples.captions is not None and samples.group_ids is not None:
         count = sum(len(captions_of(caption)) for caption in samples.captions)
         groups = len(set(samples.group_ids.tolist()))
-        console.print(f"{count:,} captions, {groups:,} groups; samples that share an image, a caption or a group are never negatives")
+        found_here = f"{counted(count, 'caption')}, {counted(groups, 'group')}"
+        console.print(f"{found_here}; samples that share an image, a caption or a group are never negatives")
     table = plain_table("split", "images", "labelled", right=("images", "labelled"))
     for split, count in Counter(samples.splits).items():
         labels = samples.of(split).labels

@@ -1,7 +1,4 @@
-"""`kinfolk methods`: lists frameworks, detectors, actions and recipes.
-
-`kinfolk recipes`: lists the recipes of the library, or prints one.
-"""
+"""`kinfolk methods` and `kinfolk recipes`: list frameworks, detectors, actions and recipes, or print one recipe."""
 
 from __future__ import annotations
 

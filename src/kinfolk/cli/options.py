@@ -71,6 +71,17 @@ Workers = Annotated[
 ]
 
 
+def flowing(text: str) -> str:
+    r"""A help text whose paragraphs are wrapped by the terminal. A paragraph with wide gaps is a table and keeps its lines.
+
+    Example:
+        >>> flowing("One\ntwo.\n\na    table\nb    row")
+        'One two.\n\na    table\nb    row'
+    """
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(paragraph if "   " in paragraph else " ".join(paragraph.split("\n")) for paragraph in paragraphs)
+
+
 def examples(*commands: str) -> str:
     """The examples at the end of a help text, one command per line."""
     return "[bold]Examples[/]\n" + "\n".join(f"[dim]$[/] {command}" for command in commands)

@@ -1,9 +1,4 @@
-"""`kinfolk embed`: writes the features of the encoder, or embeddings of augmented views, to files.
-
-`kinfolk export` writes the encoder for other software.
-
-`kinfolk report` writes the page of a run.
-"""
+"""`kinfolk embed`, `kinfolk export` and `kinfolk report`: write features, the encoder for other software, and the page of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kinfolk.cli.options import FLAG, RUNNING, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +80,7 @@ def embed(
     if out.suffix == ".npy":
         images.samples.to_parquet(table)
     named = ", ".join(str(path) for path in written)
-    screen().print(f"{features.shape[0]:,} samples × {features.shape[1]:,} features: {named}", markup=False)
+    screen().print(f"{counted(len(features), 'sample')} × {counted(features.shape[1], 'feature')}: {named}", markup=False)
 
 
 def _features(opened: OpenedRun, images: ImageData, framework: Framework | None, version: int | None, seed: int) -> NDArray[np.float32]:

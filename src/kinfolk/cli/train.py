@@ -13,9 +13,9 @@ from kinfolk.errors import UsageError
 TRAINING = "Training"
 EPILOG = examples(
     "kinfolk train --data digits --out runs/digits --epochs 20",
-    "kinfolk train --data photos/ --out runs/photos --method sogclr+glofnd --set detector.alpha=0.02",
+    "kinfolk train --data photos/ --out runs/g --method simclr+guide:attract --guide timm/resnet50",
     "kinfolk train --recipe demo-digits --out runs/demo",
-    "kinfolk train --recipe demo-digits --method sogclr --out runs/baseline",
+    "kinfolk train --recipe demo-digits --method sogclr --out runs/base",
     "kinfolk train --out runs/photos --resume",
 )
 
@@ -37,7 +37,7 @@ def train(
         typer.Option(
             "--method",
             "-m",
-            help="framework[+detector[:variant][:action]]; see `kinfolk methods`. [dim]Default: simclr.[/]",
+            help="Such as simclr, simclr+glofnd, simclr+guide:attract; see `kinfolk methods`. [dim]Default: simclr.[/]",
             rich_help_panel=TRAINING,
         ),
     ] = None,
@@ -51,7 +51,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME.",
+            help="Features for +guide: .npy, .safetensors, a run folder, timm/NAME, torchvision/NAME, patches (from these images alone).",
             rich_help_panel=TRAINING,
             show_default=False,
         ),
@@ -65,7 +65,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18; resnet10 for small images on a CPU.[/]",
+            help="resnet10, resnet18, …, torchvision/NAME, timm/NAME. [dim]Default: resnet18, on a CPU resnet10.[/]",
             rich_help_panel=TRAINING,
         ),
     ] = None,
@@ -122,13 +122,17 @@ def train(
     compile: Annotated[
         bool | None,
         typer.Option(
-            "--compile/--no-compile", help="Compile the loss with torch.compile. Default: only on a GPU.", rich_help_panel=RUNNING
+            "--compile/--no-compile",
+            metavar=FLAG,
+            help="Compile the loss with torch.compile. [dim]Default: on a GPU.[/]",
+            rich_help_panel=RUNNING,
         ),
     ] = None,
     compile_encoder: Annotated[
         bool | None,
         typer.Option(
             "--compile-encoder/--no-compile-encoder",
+            metavar=FLAG,
             help="Compile the encoder with torch.compile. [dim]Default: on a GPU.[/]",
             rich_help_panel=RUNNING,
             show_default=False,

@@ -160,7 +160,8 @@ def torch_kmeans(
     centroids_KF = lloyd_iterations(_resident(drawn_SF[rank::world], device), start_KF, iterations, spherical, shared)
     sizes = [len(features) // world + (each < len(features) % world) for each in range(world)]
     first = sum(sizes[:rank])
-    labels_N = torch.cat([label_R for _, label_R in assignments(features[first : first + sizes[rank]].detach(), centroids_KF)])
+    own_NF = features[first : first + sizes[rank]].detach()
+    labels_N = torch.cat([label_R for _, label_R in assignments(own_NF, centroids_KF, block_of_scores(own_NF, centroids_KF))])
     if shared:
         labels_N = distributed.gather_rows(labels_N, sizes)
     if bool((torch.bincount(labels_N, minlength=num_clusters) == 0).any()):
@@ -173,43 +174,53 @@ def torch_kmeans(
 def lloyd_iterations(rows_SF: Tensor, centroids_KF: Tensor, iterations: int, spherical: bool, shared: bool = False) -> Tensor:
     """(K, F) the centroids after some iterations of Lloyd's algorithm on (S, F) rows, this rank's where they are `shared`.
 
-    An empty cluster takes half of one of the largest: both halves start next to each other and part in the next iteration. On a CPU it
-    ends when nothing changes any more; on an accelerator the host would have to wait to know.
+    An empty cluster takes half of one of the largest: both halves start next to each other and part in the next iteration. A CPU does that
+    only if a cluster is empty, and ends when nothing changes any more; on an accelerator the host would have to wait to know.
     """
     number, size = centroids_KF.shape
-    sign_F = 1 - 2 * (torch.arange(size, device=centroids_KF.device) % 2)
+    on_cpu, score_RK = centroids_KF.device.type == "cpu", block_of_scores(rows_SF, centroids_KF)
     for _ in range(iterations):
         before_KF = centroids_KF
         sums = centroids_KF.new_zeros(number * size + number)  # of the rows of each cluster, and their numbers: one collective for both
         sums_KF, count_K = sums[: number * size].view(number, size), sums[number * size :]
-        for rows_RF, label_R in assignments(rows_SF, centroids_KF):
+        for rows_RF, label_R in assignments(rows_SF, centroids_KF, score_RK):
             sums_KF.index_add_(0, label_R, rows_RF)
             count_K.index_add_(0, label_R, torch.ones_like(rows_RF[:, 0]))
         if shared:
             dist.all_reduce(sums)
         centroids_KF = sums_KF / count_K.clamp(min=1).unsqueeze(1)
-        empty_K = count_K == 0
-        largest_K = count_K.argsort(descending=True, stable=True)
-        donor_K = largest_K[empty_K.cumsum(0).sub_(1).clamp_(min=0)]
-        gives_K = torch.zeros_like(count_K).scatter_reduce_(0, donor_K, empty_K.to(count_K.dtype), "amax")
-        step_F = 1 + _SPLIT * sign_F
-        halves_KF = torch.where(empty_K.unsqueeze(1), centroids_KF[donor_K] * step_F, centroids_KF)
-        centroids_KF = torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
+        if not on_cpu or not count_K.all():
+            centroids_KF = _refilled(centroids_KF, count_K)
         if spherical:
             centroids_KF = F.normalize(centroids_KF, dim=1)
-        if centroids_KF.device.type == "cpu" and torch.equal(centroids_KF, before_KF):
+        if on_cpu and torch.equal(centroids_KF, before_KF):
             break
     return centroids_KF
 
 
-def assignments(rows_SF: Tensor, centroids_KF: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the nearest centroid of every row."""
+def _refilled(centroids_KF: Tensor, count_K: Tensor) -> Tensor:
+    """The centroids, with a half of one of the largest clusters for each that is empty."""
+    empty_K = count_K == 0
+    largest_K = count_K.argsort(descending=True, stable=True)
+    donor_K = largest_K[empty_K.cumsum(0).sub_(1).clamp_(min=0)]
+    gives_K = torch.zeros_like(count_K).scatter_reduce_(0, donor_K, empty_K.to(count_K.dtype), "amax")
+    sign_F = 1 - 2 * (torch.arange(centroids_KF.shape[1], device=centroids_KF.device) % 2)
+    halves_KF = torch.where(empty_K.unsqueeze(1), centroids_KF[donor_K] * (1 + _SPLIT * sign_F), centroids_KF)
+    return torch.where(gives_K.unsqueeze(1) > 0, halves_KF * (1 - _SPLIT * sign_F), halves_KF)
+
+
+def block_of_scores(rows_SF: Tensor, centroids_KF: Tensor) -> Tensor:
+    """(R, K) room for the scores of a block of rows, to be used again in every iteration."""
     device, number = centroids_KF.device, len(centroids_KF)
+    rows = max(_MIN_ROWS, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // number)
+    return torch.empty(min(rows, len(rows_SF)), number, device=device)
+
+
+def assignments(rows_SF: Tensor, centroids_KF: Tensor, score_RK: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows in blocks, (R, F) float32 on the centroids' device, each with (R,) the number of the nearest centroid of every row."""
     half_K = centroids_KF.square().sum(1).mul_(-0.5)
-    step = max(_MIN_ROWS, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // number)
-    score_RK = torch.empty(min(step, len(rows_SF)), number, device=device)
-    for rows_RF in torch.split(rows_SF, step):
-        rows_RF = rows_RF.to(device, torch.float32)
+    for rows_RF in torch.split(rows_SF, len(score_RK)):
+        rows_RF = rows_RF.to(centroids_KF.device, torch.float32)
         yield rows_RF, torch.addmm(half_K, rows_RF, centroids_KF.T, out=score_RK[: len(rows_RF)]).argmax(1)
 
 

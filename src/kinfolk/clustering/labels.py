@@ -20,7 +20,7 @@ from kinfolk import distributed
 from kinfolk.clustering.confidence import accepted, centroid_distance
 from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.kmeans import Clusters, check, kmeans
-from kinfolk.stores.per_sample import Exact
+from kinfolk.stores.per_sample import Exact, size_differs
 
 ConfidenceOf = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(S,) the confidence of (S, D) features with (K, D) centroids in their clusters (S,), at a level."""
@@ -196,18 +196,11 @@ class PseudoLabels(Exact):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        error_msgs: list[str] = others[-1]
         labels, centroids = state_dict.get(prefix + "labels"), state_dict.get(prefix + "centroids")
-        if labels is not None and labels.shape[-1] != self.num_samples:
-            error_msgs.append(
-                f"`{prefix}labels` holds {labels.shape[-1]} samples, but `num_samples` is {self.num_samples}: use the same data set"
-            )
+        advice = f"use the same data set and the same `num_clusters` (={self.num_clusters})"
+        if size_differs(f"{prefix}labels", labels, others[-1], advice, levels=len(self.num_clusters), num_samples=self.num_samples):
             return
-        if labels is not None and centroids is not None and (len(labels), len(centroids)) != (len(self.num_clusters), len(self.centroids)):
-            error_msgs.append(
-                f"`{prefix}labels` holds {len(labels)} levels with {len(centroids)} clusters in all, but `num_clusters` is "
-                f"{self.num_clusters}: use the same numbers of clusters"
-            )
+        if size_differs(f"{prefix}centroids", centroids, others[-1], advice, clusters=sum(self.num_clusters)):
             return
         if centroids is not None and self.dim is None and centroids.shape != self.centroids.shape:
             self.centroids = self.centroids.new_zeros(centroids.shape)  # the size of a feature is known only from the first refresh on

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kinfolk.clustering.dbscan import require_finite
 from kinfolk.clustering.hierarchy_update import Level, Moves, Rings
-from kinfolk.stores.per_sample import COARSE, Exact, sent
+from kinfolk.stores.per_sample import COARSE, Exact, sent, size_differs
 
 
 class Tree(Exact):
@@ -183,12 +183,8 @@ class Tree(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved, features = state_dict.get(prefix + "parent"), state_dict.get(prefix + "features")
-        if saved is not None and saved.shape != self.parent.shape:
-            errors: list[str] = others[-1]
-            errors.append(
-                f"`{prefix}parent` holds {saved.shape[0]} levels of {saved.shape[1]} samples, not `levels` (={self.levels}) of "
-                f"`num_samples` (={self.num_samples}): use the same data set and levels"
-            )
+        advice = "use the same data set and levels"
+        if size_differs(f"{prefix}parent", saved, others[-1], advice, levels=self.levels, num_samples=self.num_samples):
             return
         if self.dim is None and features is not None and features.shape[1]:
             self._set_dim(features.shape[1])

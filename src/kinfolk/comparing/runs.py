@@ -38,7 +38,7 @@ NOT_OF_THE_METHOD = ("exact",)
 """Results of another rule than the method's own."""
 DISTANCES = {"mae": "MAE", "rmse": "RMSE"}
 """Errors of thresholds, in similarity; lower is better."""
-JOURNAL = {
+TRAINING_METRICS = {
     **DETECTION_NAMES,
     "flagged": "flagged",
     "mtpr": "MTPR",
@@ -52,9 +52,9 @@ SECONDS = "seconds"
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), those of `JOURNAL`, and the median seconds of an epoch."""
+    """Figures by name: results of the protocols (`linear`, `semi 10 %`, …), `TRAINING_METRICS`, and the median seconds of an epoch."""
     last = record.epochs[-1] if record.epochs else {}
-    found = {name: 100 * last[name] for name in JOURNAL if name in last}
+    found = {name: 100 * last[name] for name in TRAINING_METRICS if name in last}
     for result in record.results:
         found |= measured(str(result["protocol"]), result)
     seconds = [epoch[SECONDS] for epoch in record.epochs if SECONDS in epoch]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparing.runs import DISTANCES, JOURNAL, SECONDS, One
+from kinfolk.comparing.runs import DISTANCES, SECONDS, TRAINING_METRICS, One
 from kinfolk.comparing.statistics import LEVEL, base_of, counterpart, gap_closed, holm, interval, oracle_of, p_value
 from kinfolk.errors import UsageError, csv_text
 from kinfolk.files import write_text
@@ -144,34 +144,34 @@ def tabulate(
         if row is not None and not any(row in (name, name.partition(" ")[0]) for name in rows):
             raise UsageError(f"`{option}` (={row}) must be one of the rows: {', '.join(rows)}")
     present = dict.fromkeys(key for runs in rows.values() for run in runs for key in run.figures)
-    journal = [key for key in (*JOURNAL, SECONDS) if key in present]
-    results = [key for key in present if key not in journal]
+    training = [key for key in (*TRAINING_METRICS, SECONDS) if key in present]
+    results = [key for key in present if key not in training]
     chosen = figure or next(key for key in ("linear", *results) if key in results)
     if chosen not in results:
         raise UsageError(f"`figure` (={figure}) was not measured; there are: {', '.join(results)}")
-    records = [_record(name, rows, base, oracle, results, journal) for name in rows]
+    records = [_record(name, rows, base, oracle, results, training) for name in rows]
     for key in results:
         _add_verdicts(records, key)
     short = [key for key in results if any(record[f"{key}_runs"] not in (0, len(record["seeds"])) for record in records)]
     missing = [f"{key} is missing in some runs of a row: its mean is over the others." for key in short]
-    columns = _columns(records, results, journal, chosen)
+    columns = _columns(records, results, training, chosen)
     return Comparison(records, columns if chosen_columns is None else _chosen(columns, chosen_columns), chosen, [*notes, *missing])
 
 
 def _record(
-    name: str, rows: Mapping[str, Sequence[One]], base: str | None, oracle: str | None, results: Sequence[str], journal: Sequence[str]
+    name: str, rows: Mapping[str, Sequence[One]], base: str | None, oracle: str | None, results: Sequence[str], training: Sequence[str]
 ) -> dict[str, Any]:
     figures = {row: [run.figures for run in runs] for row, runs in rows.items()}
     low = base_of(name, rows, base)
     high = oracle_of(name, rows, base, ORACLES) if oracle is None else counterpart(name, oracle, rows)
     record: dict[str, Any] = {"method": name, "seeds": [run.seed for run in rows[name]], "base": low, "oracle": high}
-    for key in (*results, *journal):
+    for key in (*results, *training):
         ours = [run[key] for run in figures[name] if key in run]
         record[key] = statistics.mean(ours) if ours else None
         low_high = interval(ours) or (None, None)
         record |= {f"{key}_deviation": statistics.stdev(ours) if len(ours) > 1 else None, f"{key}_runs": len(ours)}
         record |= {f"{key}_low": low_high[0], f"{key}_high": low_high[1]}
-        if key in journal:
+        if key in training:
             continue
         pairs = [] if low is None else _paired(rows[name], rows[low], key)
         record[f"{key}_gain"] = None if low is None else _difference(figures[name], figures[low], key)
@@ -237,7 +237,7 @@ def _difference(ours: Sequence[Mapping[str, float]], other: Sequence[Mapping[str
     return statistics.mean(lists[0]) - statistics.mean(lists[1]) if all(lists) else None
 
 
-def _columns(records: Sequence[Mapping[str, Any]], results: Sequence[str], journal: Sequence[str], chosen: str) -> list[Column]:
+def _columns(records: Sequence[Mapping[str, Any]], results: Sequence[str], training: Sequence[str], chosen: str) -> list[Column]:
     several = sum(record[f"{chosen}_p"] is not None and record["oracle"] != record["method"] for record in records) > 1
     tests = {"gain": "gain", "gain_low": "95% interval", "pairs": "n", "p": "p", "p_holm": "p (Holm)", "verdict": "verdict"}
     tests |= {"to_oracle": "to oracle", "gap_closed": "gap closed"}
@@ -248,7 +248,7 @@ def _columns(records: Sequence[Mapping[str, Any]], results: Sequence[str], journ
         *([] if alike else [Column("seeds", "seeds", "count", "results")]),
         *(Column(key, key, "distance" if _is_distance(key) else "spread", "results") for key in results),
         *(Column(f"{chosen}_{kind}", head, kind, "tests") for kind, head in tests.items()),
-        *(Column(key, {**JOURNAL, SECONDS: "s / epoch"}[key], "spread", "journal") for key in journal),
+        *(Column(key, {**TRAINING_METRICS, SECONDS: "s / epoch"}[key], "spread", "training") for key in training),
     ]
     present = [column for column in columns if any(record[column.key] is not None for record in records)]
     has_base = any(record["base"] is not None for record in records)
@@ -281,7 +281,7 @@ class Column:
         key: key of the records.
         head: text of the header.
         kind: "spread" (mean ± deviation), "distance" (the same with more digits), "count", or the kind of a test.
-        section: "results", "tests" or "journal"; on a narrow terminal each section is a table of its own.
+        section: "results", "tests" or "training"; on a narrow terminal each section is a table of its own.
     """
 
     key: str

@@ -1,12 +1,11 @@
-"""The official CIFAR-10 and CIFAR-100 archives (python version), read without running code in them, and CIFAR-100's superclasses.
+"""The official files of CIFAR-10 and CIFAR-100, with CIFAR-100's superclasses, and of MNIST and its relatives.
 
-Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. The archives hold pickles, and a pickle is a program. Here it can
+CIFAR (Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009) comes as pickles, and a pickle is a program. Here it can
 only call the stand-ins below, which record the bytes of an array.
 
-MNIST's idx files (`train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and so on), also compressed with gzip.
-
-The format is described on Yann LeCun's MNIST page: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian
-32-bit number, then the values. Fashion-MNIST, KMNIST, QMNIST's images and EMNIST use the same files.
+MNIST comes as idx files (`train-images-idx3-ubyte` and so on), possibly compressed with gzip: two zero bytes, a type code, the number of
+dimensions, each dimension as a big-endian 32-bit number, then the values. Fashion-MNIST, KMNIST, QMNIST's images and EMNIST use the same
+format.
 """
 
 from __future__ import annotations
@@ -189,8 +188,6 @@ SUPERCLASSES: dict[str, tuple[str, ...]] = {
     "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
     "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
 }
-
-
 _NAME = re.compile(r"(?:(?P<set>.+)-)?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[0-9]-ubyte(?:\.gz)?", re.IGNORECASE)
 _FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw")
 _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x09: np.dtype("i1"), 0x0B: np.dtype(">i2"), 0x0C: np.dtype(">i4")}

@@ -87,7 +87,7 @@ class Hierarchy:
                     raise KinfolkError(f"{self.name} goes in a circle: {' → '.join(map(shown, circle[:8]))}; a class can't be below itself")
                 walk[node] = None
                 node = self.parents.get(node)
-            settled |= walk.keys()
+            settled.update(walk)  # `|=` with keys would copy all that is settled
 
 
 def open_hierarchy(spec: str | os.PathLike[str]) -> Hierarchy:

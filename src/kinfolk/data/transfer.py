@@ -106,28 +106,51 @@ def transferred(read: Callable[[int], Batch], steps: Sequence[int], transfer: Tr
 
 
 @final
+class HostCopy:
+    """A copy of a device tensor on its way to the host. It is started when the object is made; `value` waits for it, and for nothing else.
+
+    The host does not hold up the device if it asks for the value after it has launched the next step.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        tensor = tensor.detach()
+        self._event: Any = None
+        if tensor.device.type == "cuda" and torch.cuda.is_available():
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.current_stream(tensor.device).record_event()
+        else:
+            self._copy = tensor.to("cpu", non_blocking=tensor.device.type == "cuda")
+
+    def value(self) -> Tensor:
+        """The copy, once it is complete."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy
+
+
+@final
 class Returning:
-    """Copies results from a device to the rows of a host tensor, one batch behind, so that the host waits only for what is finished."""
+    """Takes results from a device to the host, one batch behind, so that the host waits only for what is finished.
 
-    def __init__(self, device: torch.device) -> None:
-        self.has_streams = device.type == "cuda" and torch.cuda.is_available()
-        self._pending: tuple[Tensor, Tensor, Any] | None = None
+    Args:
+        write: called with the tensors of each batch, on the host and in order.
+    """
 
-    def add(self, rows: Tensor, result: Tensor) -> None:
-        """Starts copying `result` to `rows`, and completes the copy before it."""
-        if not self.has_streams:
-            rows.copy_(result)
-            return
-        buffer = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-        buffer.copy_(result, non_blocking=True)
-        started = rows, buffer, torch.cuda.current_stream(result.device).record_event()
+    def __init__(self, write: Callable[..., object]) -> None:
+        self.write = write
+        self._pending: list[HostCopy] = []
+
+    def add(self, *results: Tensor) -> None:
+        """Starts copying the results, and writes those that were added before them. Results on a CPU are written at once."""
+        copies = [HostCopy(result) for result in results]
         self.finish()
-        self._pending = started
+        self._pending = copies
+        if all(result.device.type == "cpu" for result in results):
+            self.finish()
 
     def finish(self) -> None:
-        """Completes the last copy."""
-        if self._pending is not None:
-            rows, buffer, event = self._pending
-            event.synchronize()
-            rows.copy_(buffer)
-            self._pending = None
+        """Writes the last results."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self.write(*(copy.value() for copy in pending))

@@ -128,7 +128,7 @@ class GloFND(Detector):
         if self.drift is not None:
             at = thresholds.gains(positive, block.num_similarities)
             new_bF, level_b = compiled(thresholds.track, block.compiles)(
-                block.per_sample, block.num_per_sample, state_bF, self.drift, positive, at, self.rule.init
+                block.per_sample, block.num_per_sample, state_bF, self.drift, at, self.rule.init
             )
         else:
             new_bF, level_b = self._descended(block, state_bF, positive)
@@ -146,9 +146,10 @@ class GloFND(Detector):
             return
         new_bF = update["state"]
         if self.drift is not None and not skips(sound):
+            new_bF = kept(sound, new_bF, torch.nan)  # NaN: the state stays as it is
             at, expected = thresholds.gains(self.alpha, self._num_similarities), self.alpha * self._num_similarities * len(ids)
-            self.drift.copy_(kept(sound, thresholds.followed_drift(self.drift, new_bF[:, 5], expected, at), self.drift))
-            new_bF = new_bF[:, :5]
+            thresholds.move_drift(self.drift, new_bF[:, 5], expected, at)
+            new_bF, sound = new_bF[:, :5], None
         self.store.write_rows(ids, new_bF, sound)
 
     def _alpha(self, ids: Tensor) -> float | Tensor:
@@ -178,7 +179,7 @@ class GloFND(Detector):
             level_b = torch.where(state_bF[:, 4] == 0, first_b, state_bF[:, 0])
             noted: tuple[Tensor, ...] = (*thresholds.above(sim_bM, n_b, level_b), mean_b, spread_b)
         else:
-            noted = thresholds.above(sim_bM, n_b, state_bF[:, 0])
+            noted = (*thresholds.above(sim_bM, n_b, state_bF[:, 0]),)
             if self.rule.init == "quantile":
                 fresh = state_bF[:, 1] == 0
                 noted = (*noted, _own_quantile(block, alpha, fresh).to(state_bF.dtype).masked_fill(n_b == 0, torch.nan))
@@ -189,12 +190,11 @@ class GloFND(Detector):
         mean_1F, before_1F = visit_bF.nanmean(0, keepdim=True).to(self.store.rows.dtype), self.store.rows
         if self.rule.name == "tracking":
             at = thresholds.gains(self.alpha, float(self._num_similarities) * len(visit_bF))
-            share_1, excess_1, *seen = mean_1F[:, :4].unbind(1)
-            moments_21 = thresholds.follow(before_1F, torch.stack(seen), at)
-            level_1 = torch.addcmul(moments_21[0], moments_21[1], before_1F[:, 1])
-            new_1F = thresholds.stepped(before_1F, moments_21, level_1, share_1, excess_1, before_1F[:, 4] == 0, None, self.alpha, at)[
-                :, :5
-            ]
+            moments_21 = thresholds.follow(before_1F, mean_1F[:, 2:4].T, at)
+            tail_1, y_1 = thresholds.counted(before_1F[:, 2], moments_21[1], mean_1F[:, :2].T, at)
+            place_1 = torch.addcmul(before_1F[:, 1], tail_1, y_1)
+            level_1 = torch.addcmul(moments_21[0], moments_21[1], place_1)
+            new_1F = torch.stack((level_1, place_1, tail_1, *moments_21), 1)
         else:
             state: State = dict(zip(self.store.fields, before_1F.unbind(1), strict=True))
             new = self.rule.descend(state, mean_1F[:, 0], self.alpha)

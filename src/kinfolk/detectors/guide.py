@@ -21,7 +21,7 @@ from kinfolk.detectors.base import Detector, Found, Guidance
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import check_safetensors, first_line
 from kinfolk.kinship import Mask, Roles, greater
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.pairs import LEFT_OUT, Action, Block
 from kinfolk.stores.per_sample import check_ids
 
 KEYS = ("features", "embeddings", "embedding", "x")
@@ -77,7 +77,8 @@ class Guide(Detector):
     """
 
     paper: ClassVar[str] = "Solatorio, 2024; Sobal et al., 2024"
-    needs: ClassVar[str] = "features (--guide FILE)"
+    needs: ClassVar[str] = "—"
+    usual_action: ClassVar[Action] = "attract"  # what gained in the study, by far; see docs/results.md
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Guide(Detector):
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
-        return {} if any(given.get(name) is not None for name in ("alpha", "margin", "temperature")) else {"alpha": 0.01}
+        return {} if any(given.get(name) is not None for name in ("alpha", "margin", "temperature")) else {"alpha": 0.1}
 
     @property
     def num_samples(self) -> int | None:  # type: ignore[override]

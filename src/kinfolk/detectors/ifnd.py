@@ -26,7 +26,7 @@ from kinfolk.detectors.shared_labels import same_cluster
 from kinfolk.kinship import Confidence as KeyConfidence
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import Collected
+from kinfolk.stores.per_sample import Collected, size_differs
 
 Source = Literal["pass", "bank"]
 USUAL_TEMPERATURE = 0.2
@@ -206,15 +206,12 @@ class IFND(Detector):
         destination[f"{prefix}labels"], destination[f"{prefix}confidence"] = self.labels, self.confidence
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        missing, error_msgs = others[2], others[-1]
+        missing, (levels, num_samples) = others[2], self.labels.shape
+        advice = "use the same data set and numbers of clusters"
         labels, confidence = (state_dict.pop(f"{prefix}{name}", None) for name in ("labels", "confidence"))
         if labels is None or confidence is None:
             missing += [f"{prefix}{name}" for name, value in (("labels", labels), ("confidence", confidence)) if value is None]
-        elif labels.shape != self.labels.shape:
-            error_msgs.append(
-                f"`{prefix}labels` holds {labels.shape[0]} levels of {labels.shape[1]} samples, but there are {self.labels.shape[0]} of "
-                f"{self.labels.shape[1]}: use the same data set and numbers of clusters"
-            )
+        elif size_differs(f"{prefix}labels", labels, others[-1], advice, levels=levels, num_samples=num_samples):
             return
         else:
             self.clusters.set_acceptance(labels < labels.new_tensor(self.num_clusters).unsqueeze(1), confidence)

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.kinship import greater, others
@@ -99,10 +100,9 @@ class ThresholdRule:
 
 @dataclass(frozen=True)
 class Gains:
-    """The constants of a visit: a, a / α, κ and the least β, which are (b,) where each sample has its own α; w and k."""
+    """The constants of a visit: a, κ and the least β, which are (b,) where each sample has its own α; w and k."""
 
     weight: float | Tensor
-    per_share: float | Tensor
     prior: float | Tensor
     least_tail: float | Tensor
     rate: float
@@ -119,15 +119,15 @@ def gains(alpha: float | Tensor, number: float) -> Gains:
 
 
 @functools.lru_cache(maxsize=64)
-def _gains_of_number(alpha: float, number: float) -> tuple[float, float, float, float]:
-    weight, per_share, prior, least_tail = (float(each) for each in _gains(torch.tensor(alpha, dtype=torch.float64), number))
-    return weight, per_share, prior, least_tail
+def _gains_of_number(alpha: float, number: float) -> tuple[float, float, float]:
+    weight, prior, least_tail = (float(each) for each in _gains(torch.tensor(alpha, dtype=torch.float64), number))
+    return weight, prior, least_tail
 
 
-def _gains(alpha: Tensor, number: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gains(alpha: Tensor, number: float) -> tuple[Tensor, Tensor, Tensor]:
     weight = (alpha * number).clamp(min=1)
     weight = weight / (weight + _EVIDENCE)
-    return weight, weight / alpha, alpha * (1 - weight) / weight, start(alpha)[1] / 2
+    return weight, alpha * (1 - weight) / weight, start(alpha)[1] / 2
 
 
 def start(alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,9 +138,7 @@ def start(alpha: Tensor) -> tuple[Tensor, Tensor]:
     return level / _NORMAL_SPREAD, excess / _NORMAL_SPREAD
 
 
-def track(
-    sim_bM: Tensor, n_b: Tensor, state_b5: Tensor, drift: Tensor, alpha: float | Tensor, at: Gains, init: Init
-) -> tuple[Tensor, Tensor]:
+def track(sim_bM: Tensor, n_b: Tensor, state_b5: Tensor, drift: Tensor, at: Gains, init: Init) -> tuple[Tensor, Tensor]:
     """Steps 1 to 3.
 
     Args:
@@ -150,12 +148,18 @@ def track(
         drift: c, without dimensions.
 
     Returns:
-        (b, 6) the new state and y; and (b,) the level above which candidates are flagged in this visit.
+        (b, 6) the new state and y; and (b,) the level above which candidates are flagged in this visit. The y of a first visit is 0, so
+        that it leaves c as it is: a first visit shows how far the distribution is from a normal one.
     """
     place_b, tail_b, fresh_b = state_b5[:, 1], state_b5[:, 2], state_b5[:, 4] == 0
-    moments_2b = follow(state_b5, moments(sim_bM, n_b), at)
-    level_b = torch.addcmul(moments_2b[0], moments_2b[1], torch.addcmul(place_b, tail_b, drift))
-    new_b6 = stepped(state_b5, moments_2b, level_b, *above(sim_bM, n_b, level_b), fresh_b, drift, alpha, at)
+    mean_b, spread_b = follow(state_b5, moments(sim_bM, n_b), at)
+    moved_b = torch.addcmul(place_b, tail_b, drift)
+    level_b = torch.addcmul(mean_b, spread_b, moved_b)
+    new_tail_b, y_b = counted(tail_b, spread_b, above(sim_bM, n_b, level_b), at)
+    moved_b = torch.addcmul(moved_b, new_tail_b, y_b)
+    place_b = torch.addcmul(moved_b, tail_b, drift, value=_KEPT - 1)  # of the drift only a part stays
+    threshold_b = torch.addcmul(mean_b, spread_b, moved_b)
+    new_b6 = torch.stack((threshold_b, place_b, new_tail_b, mean_b, spread_b, y_b.masked_fill(fresh_b, 0.0)), 1)
     return new_b6, level_b if init == "quantile" else level_b.masked_fill(fresh_b, torch.inf)
 
 
@@ -164,60 +168,51 @@ def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
     if sim_bM.shape[1] > 2 * _SAMPLED:
         sim_bM = sim_bM[:, :: sim_bM.shape[1] // _SAMPLED]
         n_b = others(sim_bM).sum(1)
-    mean_b = (sim_bM.clamp(min=-1).sum(1) + sim_bM.shape[1]) / n_b - 1  # an entry below −2 counts as −1, and so adds nothing
+    mean_b = F.threshold(sim_bM, -2.0, 0.0).sum(1) / n_b  # 0 in the place of what is below −2
     return torch.stack((mean_b, (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b))
 
 
 def follow(state_b5: Tensor, seen_2b: Tensor, at: Gains) -> Tensor:
-    """(2, b) step 1: the new μ and σ."""
+    """(2, b) step 1: the new μ and σ. The old ones are first brought to within ± kσ of what was seen."""
     before_2b = state_b5[:, 3:].T
-    seen_2b, limit_b = seen_2b.to(before_2b.dtype), before_2b[1] * at.noise
-    return torch.sub(seen_2b, (seen_2b - before_2b).clamp(-limit_b, limit_b), alpha=1 - at.rate)
+    seen_2b, spread_b = seen_2b.to(before_2b.dtype), before_2b[1]
+    near_2b = before_2b.clamp(torch.sub(seen_2b, spread_b, alpha=at.noise), torch.add(seen_2b, spread_b, alpha=at.noise))
+    return torch.lerp(seen_2b, near_2b, 1 - at.rate)
 
 
-def stepped(
-    state_b5: Tensor,
-    moments_2b: Tensor,
-    level_b: Tensor,
-    share_b: Tensor,
-    excess_b: Tensor,
-    fresh_b: Tensor,
-    drift: Tensor | None,
-    alpha: float | Tensor,
-    at: Gains,
-) -> Tensor:
-    """(b, 6) step 3: the new state and y, from the share of the negatives above the level and the sum of their excess, divided by n. The y
-    of a first visit is 0, so that it leaves c as it is: a first visit shows how far the distribution is from a normal one."""
-    place_b, tail_b = state_b5[:, 1], state_b5[:, 2]
-    if drift is not None:
-        place_b = torch.addcmul(place_b, tail_b, drift, value=_KEPT)
-    tail_b = torch.addcdiv(tail_b * at.prior, excess_b, moments_2b[1]) / (share_b + at.prior)
-    tail_b = tail_b.clamp(min=at.least_tail)
-    y_b = ((share_b - alpha) * at.per_share).clamp(max=_LARGEST)
-    step_b = tail_b * y_b
-    level_b, place_b = torch.addcmul(level_b, moments_2b[1], step_b), place_b + step_b
-    return torch.stack((level_b, place_b, tail_b, *moments_2b.unbind(0), y_b.masked_fill(fresh_b, 0.0)), 1)
+def counted(tail_b: Tensor, spread_b: Tensor, above_2b: Tensor, at: Gains) -> tuple[Tensor, Tensor]:
+    """(b,), (b,) step 3: the new β, and y. With q = 1 + p / κ they are (β + x / κ) / q and min((1 − a) q − 1, 1.5)."""
+    share_b, excess_b = above_2b
+    q_b = _affine(share_b, 1 / at.prior, 1.0)
+    tail_b = torch.addcdiv(tail_b, excess_b, spread_b * at.prior).div_(q_b).clamp_(min=at.least_tail)
+    return tail_b, _affine(q_b, 1 - at.weight, -1.0).clamp_(max=_LARGEST)
 
 
-def followed_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> Tensor:
-    """Step 4: the new c, from the y of all samples of a batch that expects so many flags in all."""
+def _affine(x: Tensor, factor: float | Tensor, offset: float) -> Tensor:
+    """factor · x + offset, in one operation where the factor is a number."""
+    return factor * x + offset if isinstance(factor, Tensor) else torch.rsub(x, offset, alpha=-factor)
+
+
+def move_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> None:
+    """Step 4: changes c in place, by the y of all samples of a batch that expects so many flags in all. NaN does not count."""
     assert isinstance(at.weight, float)
     rate = min(expected / (expected + _COMMON_WINDOW), _COMMON)
-    return torch.add(drift, y_b.nansum(), alpha=rate / at.weight / len(y_b)).clamp(-_FARTHEST, _FARTHEST)
+    drift.add_(y_b.nansum(), alpha=rate / at.weight / len(y_b)).clamp_(-_FARTHEST, _FARTHEST)
 
 
-def above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> tuple[Tensor, Tensor]:
-    """(b,), (b,) the share of the n entries above the level, and the sum of s − level over them, divided by n."""
-    excess_bM = sim_bM - level_b.to(sim_bM.dtype).unsqueeze(1)
-    number_bM = greater(excess_bM, 0.0)
+def above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
+    """(2, b) the share of the n entries above the level, and the sum of s − level over them, divided by n."""
+    level_b1 = level_b.to(sim_bM.dtype).unsqueeze(1)
     if torch.compiler.is_compiling():
-        sums_2b = torch.stack((number_bM.sum(1), excess_bM.relu().sum(1)))
-    else:
-        sums_2b = excess_bM.new_empty(2, len(excess_bM))
-        torch.sum(number_bM, 1, out=sums_2b[0])
-        torch.sum(excess_bM.relu_(), 1, out=sums_2b[1])
-    share_b, excess_b = (sums_2b / n_b).to(level_b.dtype).unbind(0)
-    return share_b, excess_b
+        excess_bM = sim_bM - level_b1
+        sums_2b = torch.stack((greater(excess_bM, 0.0).sum(1), excess_bM.relu().sum(1)))
+    else:  # one sum over both
+        both_2bM = sim_bM.new_empty(2, *sim_bM.shape)
+        excess_bM = torch.sub(sim_bM, level_b1, out=both_2bM[1])
+        torch.gt(excess_bM, 0.0, out=both_2bM[0])
+        excess_bM.relu_()
+        sums_2b = both_2bM.sum(2)
+    return (sums_2b / n_b).to(level_b.dtype)
 
 
 def batch_quantile(sim_bM: Tensor, n_b: Tensor, alpha: float | Tensor) -> Tensor:

@@ -1,15 +1,10 @@
-"""Weighted k-nearest-neighbour classification, in blocks of rows.
+"""Classifiers on frozen features: k nearest neighbours, the linear probe, and their metrics.
 
-Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018, section 3.4: each of the k most similar
-training samples votes for its class with the weight exp(s / temperature), where s is the cosine similarity.
+The k most similar training samples vote for their class with the weight exp(s / temperature), where s is the cosine similarity (Wu et al.,
+Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018, section 3.4). The linear probe is a multinomial logistic
+regression on standardised features; its ℓ2 strength is chosen on held-out training labels.
 
-Dimension key: N training samples, M test samples, R rows of a block, F features, K neighbours, C classes.
-
-The linear probe, its logistic regression, and the classification metrics that the probe and transfer share.
-
-The probe is a multinomial logistic regression on frozen, standardised features. Its ℓ2 strength is chosen on held-out training labels.
-
-Dimension key: N training samples, M test samples, F features, K classes.
+Dimension key: N training samples, M test samples, R rows of a block, F features, K neighbours or classes, C classes.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,12 +24,7 @@ from kinfolk.data.prepare import show_progress
 from kinfolk.embedding import held_out_part
 from kinfolk.errors import KinfolkError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = Tensor | np.ndarray
-
-
+Array = Tensor | np.ndarray
 _BLOCK_ELEMENTS = {"cpu": 1 << 23, "default": 1 << 28}
 """Similarities held at a time: 32 MB on the CPU, 1 GB on an accelerator."""
 
@@ -119,7 +109,8 @@ def _tensor(array: Array) -> Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns about arrays that are not writeable
 
 
-def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
+def _labelled(x: Array, y: Array, part: str, classifier: str = "nearest neighbours need labels") -> tuple[Tensor, Tensor]:
+    """Features and labels of the labelled samples, checked. `part` is "train" or "test"."""
     x, y = _tensor(x), _tensor(y)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
@@ -128,7 +119,9 @@ def _labelled(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
     y = y.to(x.device)
     known = y >= 0
     if not bool(known.any()):
-        raise KinfolkError(f"The {part} part has no labelled samples; nearest neighbours need labels.")
+        raise KinfolkError(f"The {part} part has no labelled samples; {classifier}.")
+    if not bool(x.isfinite().all()):
+        raise KinfolkError(f"The features of the {part} part contain values that are not finite.")
     return (x, y) if bool(known.all()) else (x[known], y[known])
 
 
@@ -375,15 +368,5 @@ def linear_probe(
 
 def labelled(x: Array, y: Array, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Features as float32 and labels of the labelled samples, checked. `part` is "train" or "test"."""
-    features = x.detach().cpu().float().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float32)
-    labels = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-    if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise ValueError(
-            f"`{part}_x` (={features.shape}) and `{part}_y` (={labels.shape}) must have the shapes (samples, features), (samples,)"
-        )
-    known = labels >= 0
-    if not known.any():
-        raise KinfolkError(f"The {part} part has no labelled samples; a linear probe needs labels.")
-    if not np.isfinite(features).all():
-        raise KinfolkError(f"The features of the {part} part contain values that are not finite.")
-    return features[known], labels[known]
+    features, labels = _labelled(x, y, part, "a linear probe needs labels")
+    return features.detach().cpu().float().numpy(), labels.cpu().numpy()

@@ -29,28 +29,14 @@ from kinfolk.objectives import RelativeContrast
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import OnHost, finite, sent, skips
+from kinfolk.stores.per_sample import StepRandom, finite, sent, skips
 
 _BLOCK_ELEMENTS = 1 << 22
 
 
-class RowRandom(OnHost):
-    """A random number in [0, 1) for each row of a step.
-
-    It depends only on the seed, the number of steps and the position of the row in the joined batch, so it is the same after a resume and
-    for any number of ranks.
-
-    State: `seed`, drawn from torch's generator at construction, and `count`.
-    """
-
-    on_host = ("count", "seed")
-    count: Tensor
-    seed: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.tensor(0))
-        self.register_buffer("seed", torch.randint(1 << 62, ()))
+class RowRandom(StepRandom):
+    """A random number in [0, 1) for each row of a step. It depends only on seed, step and position of the row in the joined batch, so it is
+    the same for any number of ranks."""
 
     def rows(self, number: int, device: torch.device) -> Tensor:
         """(number,) random numbers of the rows of this rank. Does not change the state."""
@@ -58,12 +44,7 @@ class RowRandom(OnHost):
         if distributed.world_size() > 1:
             sizes = distributed.batch_sizes(number, device)
             first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
-        generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        return sent(torch.rand(total, generator=generator, dtype=torch.float64)[first : first + number], device)
-
-    def advance(self) -> None:
-        """Moves to the numbers of the next step."""
-        self.count += 1
+        return sent(torch.rand(total, generator=self.generator(), dtype=torch.float64)[first : first + number], device)
 
 
 def cluster_mates(

@@ -60,7 +60,9 @@ class Method:
         if self.detector is None:
             return self.framework
         variant = "" if self.variant is None else f":{self.variant}"
-        return f"{self.framework}+{self.detector}{variant}" + ("" if self.action == "eliminate" else f":{self.action}")
+        return f"{self.framework}+{self.detector}{variant}" + (
+            "" if self.action == DETECTORS[self.detector].usual_action == "eliminate" else f":{self.action}"
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _require_guide(method: Method, detector: Detector | None) -> None:
         return
     able = ", ".join(name for name, kind in FRAMEWORKS.items() if reads in kind.guides)
     reasons = {
-        "modality": f"the guide of {method} needs features: give --guide FILE (only {able} have a second modality that can guide without)",
+        "modality": f"the guide of {method} needs features (--guide FILE; only {able} have a second modality that can guide without)",
         "teacher": f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model",
     }
     raise UsageError(reasons[reads])

@@ -29,6 +29,7 @@ from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import PrototypeCrossEntropy
 from kinfolk.objectives.siamese import SiameseMetric
 from kinfolk.pairs import integer_ids
+from kinfolk.seeding import counted
 
 Source = Literal["clusters", "labels"]
 
@@ -227,7 +228,7 @@ class SPCL(Framework):
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
             (all_ids,) = distributed.joined(ids)
-            draw = torch.Generator().manual_seed(int(self.seed) ^ int(self.draws))  # equal on all ranks and after a resume
+            draw = counted(int(self.seed), int(self.draws))  # equal on all ranks and after a resume
             loss = loss + begun * metric * self.metric(h_AF, self.assigned.first(all_ids), draw)
             if self.training:
                 self.draws.add_(1)

@@ -9,9 +9,7 @@ Dimension key: B batch, F features, H × W positions.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError, UsageError, did_you_mean
 from kinfolk.models.heads import SplitEncoder
 from kinfolk.models.resnet import ResNet, Stem, resnet10, resnet18, resnet34, resnet50
-from kinfolk.models.text import open_clip_model
+from kinfolk.models.text import needed, open_clip_model
 
 ENCODERS: dict[str, Callable[..., ResNet]] = {"resnet10": resnet10, "resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50}
 
@@ -114,7 +112,7 @@ def adapt(module: nn.Module, output_size: int | None = None, *, input_size: int 
 
 
 def _torchvision(model: str, pretrained: bool) -> Adapted:
-    models = _installed("torchvision", "torchvision.models")
+    models = needed("torchvision.models", "torchvision", "vision")
     names = models.list_models(module=models)
     if model not in names:
         raise UsageError(f"torchvision has no model {model!r}{_nearest(model, names)}.")
@@ -130,7 +128,7 @@ def _torchvision(model: str, pretrained: bool) -> Adapted:
 
 
 def _timm(model: str, pretrained: bool) -> Adapted:
-    timm = _installed("timm", "timm")
+    timm = needed("timm", "timm", "vision")
     if not timm.is_model(model.partition(".")[0]) and not model.startswith("hf"):
         raise UsageError(f"timm has no model {model!r}{_nearest(model, timm.list_models())}.")
     module: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=0)
@@ -148,17 +146,6 @@ def _open_clip(model: str, pretrained: bool) -> Adapted:
 
 
 _PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {"torchvision": _torchvision, "timm": _timm, "open_clip": _open_clip}
-
-
-def _installed(package: str, module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != package:  # it is installed but broken
-            raise KinfolkError(f"{package} is installed but can't be imported: {error}") from error
-        raise UsageError(
-            f"'{package}/…' needs the package {package}; install it with `pip install {package}` or `pip install 'kinfolk[vision]'`."
-        ) from None
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

@@ -226,11 +226,12 @@ def _huggingface(name: str, vocab_size: int, end_id: int, pretrained: bool) -> H
     return HuggingFaceText(model, end_id)
 
 
-def needed(module: str, package: str) -> ModuleType:
-    """The library; raises an error that says how to install it."""
+def needed(module: str, package: str, extra: str | None = None) -> ModuleType:
+    """Imports a module of an optional library; raises an error that says how to install it. `extra`: of kinfolk, that installs it too."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
-        if getattr(error, "name", None) != module:  # it is installed but broken
+        if getattr(error, "name", None) != module.partition(".")[0]:  # it is installed but broken
             raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
-        raise UsageError(f"this model needs the package {package}; install it with `pip install {package}`.") from None
+        other = "" if extra is None else f" or `pip install 'kinfolk[{extra}]'`"
+        raise UsageError(f"this model needs the package {package}; install it with `pip install {package}`{other}.") from None

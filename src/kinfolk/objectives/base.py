@@ -59,7 +59,7 @@ class Objective(nn.Module, ABC):
 
     Args:
         temperature: t > 0.
-        detector: says who is kin; None: nobody.
+        detector: returns which candidates are kin; None: nothing is flagged.
         action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a positive), "reweight" (a factor in the
             denominator).
         min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
@@ -75,7 +75,7 @@ class Objective(nn.Module, ABC):
     reads_weight: ClassVar[bool] = False
     """Whether `terms` reads Σ w of each row."""
     pools_kin: ClassVar[bool] = False
-    """Whether attracted kin are summed inside the logarithm; `terms` is then told their log-sum-exp."""
+    """Whether attracted kin are summed inside the logarithm; `terms` then receives their log-sum-exp."""
     hardness: float = 0.0
     """β, by which similar negatives weigh more; see `kinship.hardened`."""
     shares_pull: ClassVar[bool] = True

@@ -175,7 +175,7 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
 
 
 def crosses(work: Contrast) -> bool:
-    """Whether a direction can be told by a few numbers of each anchor: kin above a level, left out, and one temperature for all."""
+    """Whether a few numbers of each anchor describe a direction: kin above a level, left out, and one temperature for all."""
     one = not isinstance(work.temperature, Tensor) or work.temperature.ndim == 0
     one = one and not work.policy.hardness
     return one and (work.detector is None or (work.detector.leveled and work.policy.action == "eliminate"))

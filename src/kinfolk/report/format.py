@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from kinfolk.errors import counted
 from kinfolk.report.curves import Panel, figure, line
 from kinfolk.report.run_summary import Record
 
@@ -195,7 +196,7 @@ def summary(record: Record) -> str:
     """The sentence under the title."""
     epochs = len(record.epochs)
     planned = record.config.get("epochs")
-    trained = f"{epochs} of {planned} epochs" if isinstance(planned, int) and planned != epochs else f"{epochs} epoch{'s' * (epochs != 1)}"
+    trained = f"{epochs} of {planned} epochs" if isinstance(planned, int) and planned != epochs else counted(epochs, "epoch")
     images = record.splits.get("train", 0)
     return f"trained for {trained}" + (f" on {images:,} images" if images else "")
 
@@ -290,7 +291,7 @@ def data_tables(record: Record) -> list[dict[str, Any]]:
     if record.classes:
         more = len(record.classes) - MAX_ROWS
         rest = f"and {more:,} more" if more > 0 else ""
-        tables.append({"title": f"{len(record.classes):,} classes", "rows": bars(record.classes.items()), "rest": rest})
+        tables.append({"title": counted(len(record.classes), "class"), "rows": bars(record.classes.items()), "rest": rest})
     return tables
 
 

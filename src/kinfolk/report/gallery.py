@@ -101,7 +101,7 @@ class Gallery:
 
     def as_json(self) -> dict[str, Any]:
         """Data for the page's script."""
-        order = np.random.default_rng(0).permutation(len(self.anchors))  # samples are often sorted by class
+        order = torch.randperm(len(self.anchors), generator=generator(0, "gallery")).numpy()  # samples are often sorted by class
         kin, similarity = self.kin[order], self.similarity[order]
         rows = list(zip(kin, similarity, kin >= 0, strict=True))
         flagged, right, levels = (None if each is None else each[order] for each in (self.flagged, self.right, self.thresholds))

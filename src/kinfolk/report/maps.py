@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kinfolk.seeding import generator
 from kinfolk.training.epoch_end import Snapshot
 
 if TYPE_CHECKING:
@@ -160,8 +161,7 @@ def draw_strips(data: ImageData, views: Views, seed: int) -> list[Strip]:
     """Some random training samples, each with some of its augmented views."""
     ids = choose(data.num_train, seed, NUM_SAMPLES)
     chosen = torch.from_numpy(ids)
-    generator = torch.Generator().manual_seed(seed)
-    made_VBCHW = views.to_rgb(views(data.pixels(chosen), generator, aspect=data.aspect(chosen), num_views=NUM_VIEWS))
+    made_VBCHW = views.to_rgb(views(data.pixels(chosen), generator(seed, "strips"), aspect=data.aspect(chosen), num_views=NUM_VIEWS))
     bytes_VBHWC = (made_VBCHW * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
     names, samples = _class_names(data), data.samples
     strips = []
@@ -252,7 +252,7 @@ def choose(total: int, seed: int, limit: int = MAX_POINTS, include: NDArray[np.i
         return np.arange(total, dtype=np.int64)
     kept = np.empty(0, dtype=np.int64) if include is None else include[:limit]
     others = np.setdiff1d(np.arange(total), kept)
-    drawn = np.random.default_rng((seed, 0x6D6170)).choice(others, limit - len(kept), replace=False)
+    drawn = others[torch.randperm(len(others), generator=generator(seed, "map"))[: limit - len(kept)].numpy()]
     return np.sort(np.concatenate((kept, drawn))).astype(np.int64)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.report import format, html
 from kinfolk.report.curves import Panel, bounds_of, curve_panels, level_panels
@@ -20,7 +22,6 @@ from kinfolk.training.load_run import OpenedRun, open_run, restore
 from kinfolk.training.run_folder import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from kinfolk.data.images import ImageData
@@ -112,7 +113,7 @@ def _caption(embedding: EmbeddingMap, linked: bool) -> str:
 def write_report(
     run_dir: Path | str,
     data: ImageData | None = None,
-    features: NDArray[np.float32] | None = None,
+    features: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
     framework: Framework | None = None,
     *,
     progress: bool = False,
@@ -126,7 +127,8 @@ def write_report(
     Args:
         run_dir: the run folder.
         data: the run's images; None reads them from the source in config.yaml.
-        features: (N, F) the encoder's features of all samples of `data`; None embeds the samples of the map with the run's model.
+        features: ids of samples of `data`, ascending, and the encoder's features of these samples (M, F). The run's model embeds the other
+            samples of the map.
         framework: the trained method in evaluation mode; None restores it from the run's last checkpoint.
         progress: show bars while images are read and embedded.
         on_missing: called with the reason if there is no map or no gallery.
@@ -170,7 +172,11 @@ def write_report(
 
 
 def _draw_images(
-    opened: OpenedRun, data: ImageData, features: NDArray[np.float32] | None, parts: dict[str, Any], progress: bool
+    opened: OpenedRun,
+    data: ImageData,
+    features: tuple[NDArray[np.int64], NDArray[np.float32]] | None,
+    parts: dict[str, Any],
+    progress: bool,
 ) -> NDArray[np.int64]:
     """Draws the views, the map and the maps of several epochs; returns the ids of the samples on the map."""
     seed = opened.config.seed
@@ -178,9 +184,27 @@ def _draw_images(
     digest = _digest_of_own_samples(opened, data)
     snapshots = [] if digest is None else read_snapshots(Run(opened.path).snapshots, digest)
     ids = choose(len(data), seed, include=snapshots[0].ids if snapshots else None)
-    parts["embedding"] = draw_map(data, ids, opened.features(data, ids, progress=progress) if features is None else features[ids], seed)
+    features_NF = with_known(features, ids, lambda missing: opened.features(data, missing, progress=progress))
+    parts["embedding"] = draw_map(data, ids, features_NF, seed)
     parts["stages"] = draw_stages(snapshots, ids, data.labels is not None, seed)
     return ids
+
+
+def with_known(
+    known: tuple[NDArray[np.int64], NDArray[np.float32]] | None,
+    ids: NDArray[np.int64],
+    compute: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+) -> NDArray[np.float32]:
+    """(N, F) features of `ids`: the known ones, and what `compute` returns for the others. `known`: ascending ids and their features."""
+    if known is None or not len(known[0]):
+        return compute(ids)
+    known_ids, known_MF = known
+    place = np.searchsorted(known_ids, ids).clip(max=len(known_ids) - 1)
+    missing = known_ids[place] != ids
+    features_NF: NDArray[np.float32] = known_MF[place]
+    if missing.any():
+        features_NF[missing] = compute(ids[missing])
+    return features_NF
 
 
 def _draw_kin(

@@ -13,30 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, OnHost, check_ids, kept, means_by_id, sent, skips
+from kinfolk.stores.per_sample import Exact, StepRandom, check_ids, kept, means_by_id, sent, size_differs, skips
 
 
-class Draw(OnHost):
-    """Some of N samples, without replacement, anew after each `advance`; a function of its seed and of how often it advanced.
+class Draw(StepRandom):
+    """Some of N samples, without replacement, others in each step. See `StepRandom`.
 
     Args:
         num_samples: N.
         number: K; all samples where there are no more, or with None.
-
-    State: `seed`, drawn from torch's generator when it is made, and `count`.
     """
-
-    on_host = ("count", "seed")
-    count: Tensor
-    seed: Tensor
 
     def __init__(self, num_samples: int, number: int | None) -> None:
         super().__init__()
         if number is not None and number < 1:
             raise ValueError(f"`num_negatives` (={number}) must be at least 1")
         self.num_samples, self.number = num_samples, number
-        self.register_buffer("count", torch.tensor(0))
-        self.register_buffer("seed", torch.randint(1 << 62, ()))
 
     @property
     def everything(self) -> bool:
@@ -48,14 +40,8 @@ class Draw(OnHost):
         if self.everything:
             return torch.arange(self.num_samples, device=device)
         assert self.number is not None
-        generator = torch.Generator().manual_seed(int(self.seed ^ self.count))
-        drawn = distinct(self.num_samples, self.number, generator)
+        drawn = distinct(self.num_samples, self.number, self.generator())
         return drawn if device is None else sent(drawn, device)
-
-    def advance(self, sound: Tensor | None = None) -> None:
-        """The next step draws others, unless this one is known to be broken."""
-        if not skips(sound):
-            self.count += 1
 
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:
@@ -70,7 +56,7 @@ def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tenso
     if 2 * number > num_samples:
         return torch.randperm(num_samples, generator=generator)[:number]
     drawn = torch.empty(0, dtype=torch.int64)
-    while len(drawn) < number:  # a second turn is rare: so many contain enough distinct ones, but for bad luck
+    while len(drawn) < number:  # a second round is rare: this many usually contain enough distinct ones
         expected = -num_samples * math.log1p(-number / num_samples)
         more = torch.randint(num_samples, (math.ceil(expected + 4 * math.sqrt(expected)) + 4,), generator=generator)
         drawn = _without_repetitions(torch.cat((drawn, more)))
@@ -152,14 +138,9 @@ class Bank(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
-        if saved is not None and saved.shape != self.features.shape:
-            error_msgs: list[str] = others[-1]
-            error_msgs.append(
-                f"`{prefix}features` holds a bank of {' × '.join(map(str, saved.shape))}, but `num_samples` × `dim` is "
-                f"{self.num_samples} × {self.dim}: use the same data set and settings"
-            )
-            return
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        advice = "use the same data set and settings"
+        if not size_differs(f"{prefix}features", saved, others[-1], advice, num_samples=self.num_samples, dim=self.dim):
+            super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
         return f"Bank(num_samples={self.num_samples}, dim={self.dim}, momentum={self.momentum}, seed={self.seed})"

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kinfolk.seeding import counted
+
 COARSE = (torch.bfloat16, torch.float16)
 
 
@@ -40,6 +42,31 @@ class Exact(OnHost, ABC):
         return self
 
 
+class StepRandom(OnHost, ABC):
+    """Abstract. Random numbers that depend only on a seed and the number of steps, so they are the same after a resume and on all ranks.
+
+    State: `seed`, drawn from torch's generator at construction, and `count`.
+    """
+
+    on_host = ("count", "seed")
+    count: Tensor
+    seed: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("seed", torch.randint(1 << 62, ()))
+
+    def generator(self) -> torch.Generator:
+        """A fresh generator of the current step."""
+        return counted(int(self.seed), int(self.count))
+
+    def advance(self, sound: Tensor | None = None) -> None:
+        """Moves to the next step, unless this one is known to be broken (see `skips`)."""
+        if not skips(sound):
+            self.count += 1
+
+
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
     """Refuses ids outside of [0, N), where they are on the CPU: on an accelerator looking would stop the step, and an index out of range
     fails there by itself."""
@@ -47,6 +74,30 @@ def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too sm
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= num_samples:
             raise ValueError(f"`ids` (={low if low < 0 else high}) must be in [0, {num_samples}): {why}")
+
+
+def size_differs(key: str, saved: Tensor | None, error_msgs: list[str], advice: str, **sizes: int) -> bool:
+    """Whether a tensor to be loaded has other leading dimensions than `sizes`; `error_msgs` of the loading then has a sentence about it.
+
+    Args:
+        key: name of the tensor in the state dict.
+        saved: the tensor; None if the state dict has none, which torch reports.
+        error_msgs: last argument of `_load_from_state_dict`.
+        advice: what to do.
+        sizes: name of the argument that sets the dimension = expected size.
+
+    Example:
+        >>> errors: list[str] = []
+        >>> size_differs("queue.features", torch.zeros(4, 2), errors, "use the same settings", size=5, dim=2)
+        True
+        >>> errors
+        ['`queue.features` has the size 4 × 2, but `size` × `dim` is 5 × 2: use the same settings']
+    """
+    if saved is None or saved.shape[: len(sizes)] == tuple(sizes.values()):
+        return False
+    got, expected = (" × ".join(map(str, numbers)) for numbers in (saved.shape[: len(sizes)] or (1,), sizes.values()))
+    error_msgs.append(f"`{key}` has the size {got}, but {' × '.join(f'`{name}`' for name in sizes)} is {expected}: {advice}")
+    return True
 
 
 def finite(loss: Tensor) -> Tensor:
@@ -60,7 +111,7 @@ def skips(sound: Tensor | None) -> bool:
     return sound is not None and sound.device.type == "cpu" and not bool(sound)
 
 
-def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def kept(sound: Tensor | None, new: Tensor, old: Tensor | float) -> Tensor:
     """The new values, or of a broken step on an accelerator the old ones."""
     return new if sound is None or sound.device.type == "cpu" else torch.where(sound, new, old)
 
@@ -176,15 +227,11 @@ class PerSample(Exact):
         unexpected: list[str],
         *rest: Any,
     ) -> None:
-        error_msgs: list[str] = rest[-1]
         for name in self.fields:
             saved = state_dict.get(prefix + name)
             if saved is None:
                 missing.append(prefix + name)
-            elif len(saved) != self.num_samples:
-                error_msgs.append(
-                    f"`{prefix}{name}` holds {len(saved)} samples, but `num_samples` is {self.num_samples}: use the same data set"
-                )
+            elif size_differs(prefix + name, saved, rest[-1], "use the same data set", num_samples=self.num_samples):
                 return
             else:
                 getattr(self, name).copy_(saved)
@@ -232,11 +279,7 @@ class Collected(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
-        if saved is not None and len(saved) != self.num_samples:
-            error_msgs: list[str] = others[-1]
-            error_msgs.append(
-                f"`{prefix}features` holds {len(saved)} samples, but `num_samples` is {self.num_samples}: use the same data set"
-            )
+        if size_differs(f"{prefix}features", saved, others[-1], "use the same data set", num_samples=self.num_samples):
             return
         if saved is not None and saved.shape != self.features.shape:
             self.features = self.features.new_zeros(saved.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, kept, skips
+from kinfolk.stores.per_sample import Exact, kept, size_differs, skips
 
 
 class Queue(Exact):
@@ -86,14 +86,8 @@ class Queue(Exact):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")
-        if saved is not None and saved.shape != self.features.shape:
-            error_msgs: list[str] = others[-1]
-            error_msgs.append(
-                f"`{prefix}features` holds a queue of {' × '.join(map(str, saved.shape))}, but `size` × `dim` is {self.size} × {self.dim}: "
-                "use the same settings"
-            )
-            return
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        if not size_differs(f"{prefix}features", saved, others[-1], "use the same settings", size=self.size, dim=self.dim):
+            super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
         return f"Queue(size={self.size}, dim={self.dim})"

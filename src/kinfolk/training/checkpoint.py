@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, final
 
 import lightning.pytorch as pl
 import torch
@@ -24,7 +24,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from kinfolk import distributed
-from kinfolk.errors import KinfolkError
+from kinfolk.data.transfer import HostCopy
+from kinfolk.errors import InterruptedRunError, KinfolkError, counted
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
@@ -69,22 +70,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 NOTHING, SAVE, STOP = 0, 1, 2
-AGREE_EVERY = 10
-"""Steps between two agreements of several GPUs on what to do: each is a collective for which the host waits."""
+AGREE_EVERY, AGREE_SECONDS = 10, 5.0
+"""Several GPUs agree on what to do after so many steps or seconds, whichever is less: each agreement is a collective."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class InterruptedRunError(KinfolkError):
-    """A signal has ended the training before its last epoch; it can be resumed from its last checkpoint.
-
-    Args:
-        signal: the number of the signal.
-    """
-
-    def __init__(self, message: str, signal: int = signal.SIGTERM) -> None:
-        super().__init__(message)
-        self.signal = int(signal)
 
 
 class CheckpointSaver(pl.Callback):
@@ -123,6 +112,7 @@ class CheckpointSaver(pl.Callback):
         self._finished = 0
         self.is_rank_zero = True
         self._saved_at = time.monotonic()
+        self._agreement = Agreement()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of a step. Lightning's teardown restores
@@ -137,9 +127,10 @@ class CheckpointSaver(pl.Callback):
                 signal.signal(number, self._on_signal)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if distributed.world_size() > 1 and module.device.type != "cpu" and (batch_idx + 1) % AGREE_EVERY:
-            return
-        action = self._agreed_action(module.device)
+        if distributed.world_size() == 1 or module.device.type == "cpu":
+            action = self._agreed_action(module.device)
+        else:
+            action = self._agreement.after_step(self._wanted_action(), module.device)
         last = batch_idx + 1 >= trainer.num_training_batches
         if action == NOTHING or last or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
@@ -176,7 +167,7 @@ class CheckpointSaver(pl.Callback):
         step, epoch = self._last
         older = [path.name for path in sorted(self.path.parent.glob("last-*.ckpt"))]
         also = f", with {', '.join(older)} before it" if older else ""
-        return f"{self.path} holds the state after step {step} ({epoch} of {self.epochs} epochs done){also}"
+        return f"{self.path} holds the state after step {step} ({epoch} of {counted(self.epochs, 'epoch')} done){also}"
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Writes the checkpoint under a temporary name and renames it; the previous one becomes `last-1.ckpt`, and so on."""
@@ -191,6 +182,7 @@ class CheckpointSaver(pl.Callback):
                 move_into_place(new, self.path)
         self._last = trainer.global_step, self._finished
         self._saved_at = time.monotonic()
+        self._agreement = Agreement()
 
     def _shift(self) -> None:
         """`last-1.ckpt` becomes `last-2.ckpt`, and `last.ckpt` gets the second name `last-1.ckpt`, so `last.ckpt` exists at all times."""
@@ -231,14 +223,13 @@ class CheckpointSaver(pl.Callback):
         return better
 
     def _agreed_action(self, device: torch.device) -> int:
-        """The strongest action that any rank wants: stop, save, or nothing."""
+        """The strongest action that any rank wants: stop, save, or nothing. Waits for the device if there are several ranks."""
+        action = self._wanted_action()
+        return action if distributed.world_size() == 1 else int(_highest_of_ranks(action, device))
+
+    def _wanted_action(self) -> int:
         due = time.monotonic() - self._saved_at > self.every_seconds
-        action = STOP if self.received is not None else SAVE if due else NOTHING
-        if distributed.world_size() == 1:
-            return action
-        agreed = torch.tensor(action, device=device)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        return int(agreed)
+        return STOP if self.received is not None else SAVE if due else NOTHING
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
         why = (
@@ -258,6 +249,41 @@ class CheckpointSaver(pl.Callback):
         if number == signal.SIGINT and self.is_rank_zero:
             os.write(2, b"\nCtrl-C: a checkpoint is saved after the current step; press Ctrl-C again to end at once\n")
         self.received = signal.Signals(number)
+
+
+@final
+class Agreement:
+    """The strongest action that any rank wants, known to all ranks after the same step, without a wait of the host in any step.
+
+    Ranks ask each other after every `AGREE_EVERY` steps, or more often where steps are slow, and read the answer one step later, when the
+    device has the next step to compute. An answer counts until the state is saved.
+    """
+
+    def __init__(self) -> None:
+        self.action, self.interval = NOTHING, 1
+        self._answer: HostCopy | None = None
+        self._steps, self._since = 0, time.monotonic()
+
+    def after_step(self, wanted: int, device: torch.device) -> int:
+        """The action that all ranks agreed on so far; `wanted`: the action of this rank."""
+        if self._answer is not None:
+            action, often = divmod(int(self._answer.value()), AGREE_EVERY)
+            self.action, self.interval, self._answer = max(self.action, action), AGREE_EVERY - often, None
+        self._steps += 1
+        if self._steps < self.interval:
+            return self.action
+        seconds = (time.monotonic() - self._since) / self._steps
+        interval = min(max(int(AGREE_SECONDS / max(seconds, 1e-9)), 1), AGREE_EVERY)
+        # One number, of which the highest counts: the strongest action, and by it the shortest interval.
+        self._answer = HostCopy(_highest_of_ranks(wanted * AGREE_EVERY + AGREE_EVERY - interval, device))
+        self._steps, self._since = 0, time.monotonic()
+        return self.action
+
+
+def _highest_of_ranks(number: int, device: torch.device) -> torch.Tensor:
+    highest = torch.full((), number, dtype=torch.int64, device=device)
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    return highest
 
 
 def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str | None:

@@ -65,7 +65,7 @@ class ViewsConfig(Section):
 class ModelConfig(Section):
     """The encoder."""
 
-    name: str = Field(default="auto", description="auto: resnet18, or resnet10 for small images on a CPU")
+    name: str = Field(default="auto", description="auto: resnet18, or resnet10 on a CPU")
     stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar up to 64 pixels, on a CPU up to 40")
     width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the usual number")
     pretrained: bool = False

@@ -1,10 +1,7 @@
-"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, and agreement of pseudo-labels with the labels.
+"""Measurements at the end of an epoch: nearest-neighbour accuracy of the features, agreement of pseudo-labels with the labels, and
+snapshots, which are the embeddings of a few samples for the maps of the report.
 
-Dimension key: L levels, N training samples.
-
-Snapshots: the embeddings of a few samples at a few epochs of a training, for the maps of the report.
-
-Dimension key: S samples, D embedding, N training samples.
+Dimension key: N training samples, L levels, S samples of a snapshot, D embedding.
 """
 
 from __future__ import annotations
@@ -36,6 +33,96 @@ from kinfolk.seeding import generator
 from kinfolk.training.config import KnnConfig, SnapshotConfig
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run, epoch_of, snapshot_file
+
+
+class Knn:
+    """Measures `knn` every few epochs and after the last one. On the same features it can measure `features_nmi` and
+    `features_nmi_deviation`: the NMI of k-means, with as many clusters as classes, with the labels, over several seeds.
+
+    The test samples, or those of a validation split, are classified by the training samples. Without either, each training sample is
+    classified by the others. Nothing is measured without labels.
+
+    A detector that uses the accuracy never receives that of the test samples. It receives `steering_knn`: the accuracy on the validation
+    samples, or on the training samples with each held out in turn.
+    """
+
+    def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
+        self.data, self.views, self.config, self.epochs, self.autocast = data, views, config, epochs, autocast
+        self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
+        self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
+        steering = self.steering_queries
+        self.apart = self.queries is not None and (steering is None or not torch.equal(self.queries, steering))
+        self._last: list[tuple[Tensor, Tensor]] = []
+
+    def last_features(self) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Ids, ascending, and features of the samples that were embedded after the last epoch; None if none were."""
+        if not self._last:
+            return None
+        ids, features = (torch.cat(each) for each in zip(*self._last, strict=True))
+        ids, order = ids.sort()
+        return ids.numpy(), features[order].numpy()
+
+    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
+        every = self.config.every
+        if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
+            return {}
+        features, labels = self._embedded(module, epoch, self.bank)
+        found = {"knn": self._accuracy(module, epoch, features, labels, self.queries)}
+        if steered_by_knn(module.framework):
+            found["steering_knn"] = self._accuracy(module, epoch, features, labels, self.steering_queries) if self.apart else found["knn"]
+        if self.config.nmi_seeds:
+            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
+            found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
+        return found
+
+    def _accuracy(self, module: TrainingModule, epoch: int, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
+        """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
+        test_x, test_y = (None, None) if queries is None else self._embedded(module, epoch, queries)
+        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device)
+
+    def _embedded(self, module: TrainingModule, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.data.labels is not None
+        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
+        module.require_finite(features, "features")
+        if epoch == self.epochs:
+            self._last.append((ids, features))
+        return features, self.data.labels[ids]
+
+
+def steered_by_knn(framework: Framework) -> bool:
+    """Whether a detector of the framework uses the nearest-neighbour accuracy."""
+    return any(wants(detector, "knn") is not None for detector in framework.detectors)
+
+
+def require_knn(framework: Framework, knn: Knn, method: str) -> None:
+    """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
+    if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
+        what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
+        raise UsageError(f"{what}: {method} uses the nearest-neighbour accuracy during training")
+
+
+def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` that exists; each image once."""
+    if data.labels is None:
+        return None, None
+    labelled = data.labels >= 0
+    bank = data.once(labelled[: data.num_train].nonzero()[:, 0])
+    if len(bank) < 2:
+        return None, None
+    bank = _subsample(bank, max_samples, seed, "bank")
+    for split in splits:
+        ids = torch.from_numpy(data.samples.rows_of(split))
+        ids = ids[labelled[ids]]
+        if len(ids):
+            return bank, _subsample(data.once(ids), max_samples, seed, "queries")
+    return bank, None
+
+
+def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
+    """At most `limit` random ids: samples are often sorted by class."""
+    if len(ids) <= limit:
+        return ids
+    return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]
 
 
 class ClusterQuality:
@@ -82,85 +169,6 @@ def accepted_labels(framework: Framework) -> Tensor | None:
         labels_N = tree.labels[1]
     _, group_N, size = torch.unique(labels_N, return_inverse=True, return_counts=True)
     return labels_N.where(size[group_N] > 1, -1)
-
-
-class Knn:
-    """Measures `knn` every few epochs and after the last one. On the same features it can measure `features_nmi` and
-    `features_nmi_deviation`: the NMI of k-means, with as many clusters as classes, with the labels, over several seeds.
-
-    The test samples, or those of a validation split, are classified by the training samples. Without either, each training sample is
-    classified by the others. Nothing is measured without labels.
-
-    A detector that uses the accuracy never receives that of the test samples. It receives `steering_knn`: the accuracy on the validation
-    samples, or on the training samples with each held out in turn.
-    """
-
-    def __init__(self, data: ImageData, views: Views, config: KnnConfig, *, epochs: int, seed: int, autocast: torch.dtype | None) -> None:
-        self.data, self.views, self.config, self.epochs, self.autocast = data, views, config, epochs, autocast
-        self.bank, self.queries = _parts(data, TEST_SPLITS, config.max_samples, seed)
-        self.steering_queries = _parts(data, VALIDATION_SPLITS, config.max_samples, seed)[1]
-        steering = self.steering_queries
-        self.apart = self.queries is not None and (steering is None or not torch.equal(self.queries, steering))
-
-    def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
-        every = self.config.every
-        if self.bank is None or every == 0 or (epoch % every and epoch != self.epochs):
-            return {}
-        features, labels = self._embedded(module, self.bank)
-        found = {"knn": self._accuracy(module, features, labels, self.queries)}
-        if steered_by_knn(module.framework):
-            found["steering_knn"] = self._accuracy(module, features, labels, self.steering_queries) if self.apart else found["knn"]
-        if self.config.nmi_seeds:
-            spread = nmi(features, labels, seeds=range(self.config.nmi_seeds), normaliser=self.config.nmi_normaliser)
-            found |= {"features_nmi": spread.mean, "features_nmi_deviation": spread.deviation}
-        return found
-
-    def _accuracy(self, module: TrainingModule, features: Tensor, labels: Tensor, queries: Tensor | None) -> float:
-        """The accuracy on the samples `queries`; None: on the bank itself, leaving one out."""
-        test_x, test_y = (None, None) if queries is None else self._embedded(module, queries)
-        return knn_accuracy(features, labels, test_x, test_y, self.config.k, self.config.temperature, module.device)
-
-    def _embedded(self, module: TrainingModule, ids: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.data.labels is not None
-        features = embed(module.framework, self.data, self.views, ids, device=module.device, autocast=self.autocast)
-        module.require_finite(features, "features")
-        return features, self.data.labels[ids]
-
-
-def steered_by_knn(framework: Framework) -> bool:
-    """Whether a detector of the framework uses the nearest-neighbour accuracy."""
-    return any(wants(detector, "knn") is not None for detector in framework.detectors)
-
-
-def require_knn(framework: Framework, knn: Knn, method: str) -> None:
-    """Refuses a method that uses the nearest-neighbour accuracy if it is never measured."""
-    if steered_by_knn(framework) and (knn.bank is None or knn.config.every == 0):
-        what = "`knn.every` (=0) must be at least 1" if knn.config.every == 0 else "the data must have labels"
-        raise UsageError(f"{what}: {method} uses the nearest-neighbour accuracy during training")
-
-
-def _parts(data: ImageData, splits: tuple[str, ...], max_samples: int, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of the labelled training samples, and of the labelled samples of the first of `splits` that exists; each image once."""
-    if data.labels is None:
-        return None, None
-    labelled = data.labels >= 0
-    bank = data.once(labelled[: data.num_train].nonzero()[:, 0])
-    if len(bank) < 2:
-        return None, None
-    bank = _subsample(bank, max_samples, seed, "bank")
-    for split in splits:
-        ids = torch.from_numpy(data.samples.rows_of(split))
-        ids = ids[labelled[ids]]
-        if len(ids):
-            return bank, _subsample(data.once(ids), max_samples, seed, "queries")
-    return bank, None
-
-
-def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
-    """At most `limit` random ids: samples are often sorted by class."""
-    if len(ids) <= limit:
-        return ids
-    return ids[torch.randperm(len(ids), generator=generator(seed, "knn", what))[:limit].sort().values]
 
 
 SAMPLES = "kinfolk.samples"

@@ -1,4 +1,4 @@
-"""The features of a guide, from what a user names: a file of features, a run folder, or a model of another package.
+"""The features of a guide, from what a user names: a file of features, a run folder, a model of another package, or `patches`.
 
 Dimension key: N training samples, F features.
 """
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from kinfolk.clustering.patch_features import PatchFeatures
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.detectors.guide import read_features
@@ -24,6 +25,8 @@ from kinfolk.training.config import TrainConfig
 PACKAGES = ("timm", "torchvision", "open_clip")
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
 """Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged to 128."""
+PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
+"""The guide that is made from the images themselves sees them with 32 pixels a side, and learns from up to 10,000 of them."""
 
 _LAST: WeakKeyDictionary[ImageData, tuple[str, Tensor]] = WeakKeyDictionary()
 """The model that embedded some data last, and its features: the report after a training does not embed the same images again."""
@@ -33,22 +36,26 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
     """(N, F) features of the training samples in data-set order.
 
     Args:
-        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images; or timm/NAME, torchvision/NAME, open_clip/NAME,
-            with the published weights. Rows of a file are matched by name if the .parquet file that `kinfolk embed` wrote is next to it;
-            otherwise they must be the training samples, or all samples, of which the first N are taken.
+        named: a .npy or .safetensors file; a run folder, whose encoder embeds the images; timm/NAME, torchvision/NAME, open_clip/NAME, with
+            the published weights; or `patches`, features that are made from these images alone (`kinfolk.PatchFeatures`). Rows of a file
+            are matched by name if the .parquet file that `kinfolk embed` wrote is next to it; otherwise they must be the training samples,
+            or all samples, of which the first N are taken.
     """
     path = Path(named)
-    if str(named).partition("/")[0] in PACKAGES and not path.exists():
+    if (str(named) == PATCHES or str(named).partition("/")[0] in PACKAGES) and not path.exists():
         last, features_NF = _LAST.get(data, ("", None))
         if features_NF is None or last != str(named):
-            encoder = build_encoder(str(named), pretrained=True)
-            features_NF = _embedded(encoder, Views("plain", SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE), data)
+            if str(named) == PATCHES:
+                features_NF = patch_features(data)
+            else:
+                side = SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE
+                features_NF = _embedded(build_encoder(str(named), pretrained=True), Views("plain", side), data)
             _LAST[data] = str(named), features_NF
         return features_NF
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UsageError(
-                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or .safetensors file, or timm/NAME"
+                f"the guide `{path}` is a folder without config.yaml; give a run folder, a .npy or .safetensors file, timm/NAME, or patches"
             )
         made = TrainConfig.load(path / "config.yaml").views
         assert made.size is not None, "a run is fitted to its data"
@@ -62,6 +69,15 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
             f"data-set order, or for each of all {len(data):,} samples"
         )
     return features_NF[: data.num_train]
+
+
+def patch_features(data: ImageData) -> Tensor:
+    """(N, F) features of the training images that are learned from these images alone, by k-means of small patches."""
+    views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))  # one scale for all channels: patches keep their colour
+    step = max(1, data.num_train // PATCHES_IMAGES)
+    ids = torch.arange(0, data.num_train, step)[:PATCHES_IMAGES]
+    made = PatchFeatures.fit(torch.cat([views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)]))
+    return _embedded(made, views, data)
 
 
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:

@@ -12,7 +12,9 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -161,9 +164,9 @@ def _cpu_has_bfloat16() -> bool:
 
 
 LAUNCH = "KINFOLK_LAUNCH"
-BEAT, SILENCE, FIRST_SIGN, GRACE, OLD = 5.0, 300.0, 1800.0, 10.0, 120.0
+BEAT, SILENCE, FIRST_SIGN, GRACE, SPREAD = 5.0, 300.0, 1800.0, 10.0, 2.0
 """Seconds: between two heartbeats; without a heartbeat until a rank zero on another machine counts as gone; until its first heartbeat; that
-a rank has to exit by itself after rank zero; after which a status file may belong to an earlier launch."""
+a rank has to exit by itself after rank zero; within which a launcher starts the ranks."""
 REFUSAL_SECONDS = 3.0
 PREPARING, READY, DONE, FAILED = "preparing", "ready", "done", "failed"
 _GONE = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "tcpstore", "socket timeout", "wait timeout")
@@ -226,7 +229,20 @@ def wait_for_rank_zero(status_file: Path, first_sign: float = FIRST_SIGN) -> Non
 
 @contextlib.contextmanager
 def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
-    """Turns the error of a collective that another process has left into a sentence. `describe_saved` describes the last checkpoint."""
+    """Turns the error of a collective that another process has left into a sentence. `describe_saved` describes the last checkpoint.
+
+    After one rank has ended, torchrun sends SIGTERM to the others, and Lightning, which looks after its processes every few seconds, kills
+    the one that started them. Neither must cut off the sentence: SIGTERM is ignored once an error is being handled, and it stays ignored
+    after such an error, because the process is about to end; what Lightning finds is printed before it kills.
+    """
+    before, ended = None, False
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _end_unless_failing)
+    children = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
+    told, was = _LostChild(describe_saved), (children.level, children.propagate)
+    children.addHandler(told)
+    children.setLevel(logging.INFO)
+    children.propagate = False
     try:
         yield
     except KinfolkError:
@@ -234,7 +250,32 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         if not any(word in str(error).lower() for word in _GONE):
             raise
+        ended = True
         raise RankLeftError(f"another process of this training has ended, and its own message says why; {describe_saved()}") from error
+    finally:
+        children.removeHandler(told)
+        children.level, children.propagate = was
+        if before is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else before)
+
+
+def _end_unless_failing(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM: as usual, but not while an error is being handled, which ends the process anyway."""
+    if sys.exc_info()[0] is None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+class _LostChild(logging.Handler):
+    """Receives what Lightning says when a process that it started has ended, just before it kills this one."""
+
+    def __init__(self, describe_saved: Callable[[], str]) -> None:
+        super().__init__()
+        self.describe_saved = describe_saved
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"Error: another process of this training has ended, so this one is ended too; {self.describe_saved()}\n")
+        sys.stderr.flush()
 
 
 def _leading(status_file: Path) -> Iterator[None]:
@@ -291,13 +332,17 @@ def _exit_with_rank_zero(status_file: Path, over: threading.Event) -> None:
 
 
 class _RankZero:
-    """The state of rank zero as another rank sees it."""
+    """The state of rank zero as another rank sees it.
+
+    torchrun gives all launches one name if it is not told another. It starts all ranks at one moment, and a running rank zero touches its
+    file every few seconds, so a file that was last touched before this process was started belongs to an earlier launch.
+    """
 
     def __init__(self, status_file: Path, first_sign: float) -> None:
         self.status_file, self.first_sign, self.ready = status_file, first_sign, False
         self._sign: tuple[int, str] | None = None
         self._seen = time.monotonic()
-        self._since = time.time() - OLD
+        self._since = 0.0 if _external_name() is None else _process_start() - SPREAD
 
     def why_gone(self) -> str | None:
         """Why rank zero counts as gone; None while it runs."""
@@ -314,7 +359,7 @@ class _RankZero:
         if state["state"] == DONE:
             return None
         if state["host"] == socket.gethostname():
-            return None if _alive(state) else "rank zero has ended without a message, as if killed"
+            return None if is_running(int(state["pid"])) else "rank zero has ended without a message, as if killed"
         if time.monotonic() - self._seen > SILENCE:
             return f"rank zero, on {state['host']}, has sent no heartbeat for {SILENCE / 60:.0f} minutes"
         return None
@@ -336,11 +381,23 @@ class _RankZero:
             return None
         if not isinstance(state, dict) or state.get("launch") != _launch_name():
             return None
-        if self._sign is None and time.time() - touched / 1e9 > OLD and not _alive(state):
+        if touched / 1e9 < self._since:
             return None
         if (touched, text) != self._sign:
             self._sign, self._seen = (touched, text), time.monotonic()
         return state
+
+
+def _process_start() -> float:
+    """The time at which this process was started, in seconds since 1970; where the system does not say, when this module was imported."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return _IMPORTED
+
+
+_IMPORTED = time.time()
 
 
 def _write_status(status_file: Path, state: str, message: str = "") -> None:
@@ -357,12 +414,6 @@ def _pid_file() -> Path:
     """The file with the process id of rank zero, for this launch, user and machine."""
     name = hashlib.blake2b(f"{_launch_name()} {os.getuid() if hasattr(os, 'getuid') else ''}".encode(), digest_size=8).hexdigest()
     return Path(tempfile.gettempdir()) / f"kinfolk-launch-{name}"
-
-
-def _alive(state: dict[str, Any]) -> bool:
-    """Whether rank zero is running, by its state; its process is checked only on the same machine."""
-    running = state["state"] in (PREPARING, READY)
-    return running and (state["host"] != socket.gethostname() or is_running(int(state["pid"])))
 
 
 def _external_name() -> str | None:

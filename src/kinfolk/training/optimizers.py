@@ -124,28 +124,15 @@ def lr_factor(
     return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def build_scheduler(
-    optimizer: Optimizer,
-    total_steps: int,
-    warmup_steps: int = 0,
-    kind: Schedule = "cosine",
-    milestones: Sequence[int] = (),
-    gamma: float = 0.1,
-    final: float = 0.0,
-    others: Sequence[Callable[[], float]] = (),
-) -> LambdaLR:
+def build_scheduler(optimizer: Optimizer, factor: Callable[[int], float], others: Sequence[Callable[[], float]] = ()) -> LambdaLR:
     """A scheduler that is stepped after every optimiser step. Its only state is the number of steps, so resuming is exact.
 
-    The last groups of the optimiser, one for each of `others`, use these factors instead, independent of the step.
+    `factor` returns the factor of the learning rate at a step, usually by `lr_factor`. The last groups of the optimiser, one for each of
+    `others`, use these factors instead, independent of the step.
     """
-    check_schedule(total_steps, warmup_steps, kind, final)
-    marks = tuple(milestones)
-
-    def factor(step: int) -> float:
-        return lr_factor(step, total_steps, warmup_steps, kind, marks, gamma, final)
-
     own: list[Callable[[int], float]] = [_independent_of_step(other) for other in others]
-    return LambdaLR(optimizer, [*[factor] * (len(optimizer.param_groups) - len(own)), *own])
+    shared = [lambda step: factor(step)] * (len(optimizer.param_groups) - len(own))  # a plain function is not saved in a checkpoint
+    return LambdaLR(optimizer, [*shared, *own])
 
 
 def _independent_of_step(factor: Callable[[], float]) -> Callable[[int], float]:

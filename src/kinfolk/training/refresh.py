@@ -15,6 +15,7 @@ from torch import Tensor
 from kinfolk import distributed
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
+from kinfolk.data.transfer import Returning
 from kinfolk.embedding import Tracker, embed, embed_in_parts, embedding_function, evaluating, share_statistics
 from kinfolk.frameworks import Framework
 from kinfolk.stores.per_sample import Collected
@@ -46,6 +47,7 @@ class Refresh(pl.Callback):
         self.data, self.views, self.epochs, self.autocast, self.progress = data, views, epochs, autocast, progress
         self.seconds: float | None = None
         self.collected: Collected | None = None
+        self._returning = Returning(self._collect)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Embeds the batch of a streamed epoch that a refresh will follow."""
@@ -60,9 +62,12 @@ class Refresh(pl.Callback):
             with torch.autocast(device.type, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False):
                 z = embedding_function(framework.refresh_model, projected)(views)
         ids, z = distributed.joined(batch["ids"].to(device), z.float())
+        self._returning.add(ids, z)
+
+    def _collect(self, ids: Tensor, z: Tensor) -> None:
         if self.collected is None:
             self.collected = Collected(self.data.num_train)
-        self.collected.write(ids.cpu(), z.cpu())
+        self.collected.write(ids, z)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Called at the beginning of an epoch only."""
@@ -94,6 +99,7 @@ class Refresh(pl.Callback):
         return {} if self.seconds is None else {"refresh_seconds": self.seconds}
 
     def state_dict(self) -> dict[str, Any]:
+        self._returning.finish()
         return {"seconds": self.seconds, "collected": None if self.collected is None else self.collected.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -105,6 +111,7 @@ class Refresh(pl.Callback):
     def _features(self, module: TrainingModule) -> Tensor | None:
         """(N, F) the features to cluster, equal on all ranks; None if the framework collected them during the epoch."""
         framework = module.framework
+        self._returning.finish()
         if framework.collects:
             return None
         projected = framework.space == "projected"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -27,12 +27,16 @@ from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
-from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
+from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted, shown
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import describe_torn_lines, read_rows
 from kinfolk.training.settings import describe_settings, require_identity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LOG = logging.getLogger("kinfolk.training")
 LOCK = ".lock"
@@ -74,6 +78,8 @@ class Run:
         rank: the rank of this process in the training; only rank zero writes.
         unchanged: whether the run was finished already, so that `train` had nothing to do.
         images: the images of the training, so that the report does not read them again; `kinfolk.train` drops them.
+        features: ids, ascending, and encoder features of the samples that were measured after the last epoch, so that the report does not
+            compute them again; `kinfolk.train` drops them.
 
     Example:
         >>> Run(Path("runs/photos")).checkpoint.as_posix()
@@ -84,6 +90,7 @@ class Run:
     rank: int = 0
     unchanged: bool = False
     images: ImageData | None = field(default=None, repr=False, compare=False)
+    features: tuple[NDArray[np.int64], NDArray[np.float32]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def config(self) -> Path:
@@ -385,8 +392,8 @@ def log_start(run: Run, config: TrainConfig, images: ImageData, state: dict[str,
                 state["epochs"],
                 config.epochs,
             )
-    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
-    LOG.info("%s", f"{config.method} on {images.num_train:,} samples for {epochs}, {config.model.name}; settings:")
+    samples, epochs = counted(images.num_train, "sample"), counted(config.epochs, "epoch")
+    LOG.info("%s", f"{config.method} on {samples} for {epochs}, {config.model.name}; settings:")
     for line in describe_settings(config, origins, images.num_train):
         LOG.info("%s", line)
 

@@ -1,9 +1,8 @@
-"""Rules for settings: what may change when a run is resumed, and which arguments a framework or detector accepts.
+"""Recipes, and rules for settings.
 
-Four parts: the settings that tie a checkpoint to its run; the check of the `framework.*` and `detector.*` keys against the signatures of
-the classes; a recipe used with another method than its own; and the block of settings that is shown before a training.
-
-Recipes: ready configurations. Each is a YAML file whose header says what it is for and what result to expect.
+A recipe is a YAML file whose header says what it is for and what result to expect. The other parts: a recipe used with another method than
+its own; the block of settings that is shown before a training; the check of the `framework.*` and `detector.*` keys against the signatures
+of the classes; and the settings that tie a checkpoint to its run, so that a resumed run is the same run.
 """
 
 from __future__ import annotations
@@ -26,6 +25,159 @@ from kinfolk.frameworks.registry import framework_arguments, parse
 from kinfolk.training.config import TrainConfig, suggest, validation_message
 from kinfolk.training.optimizers import scaled_lr
 
+FOLDER = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes of the library.
+
+    Example:
+        >>> "simclr-cpu" in recipe_names()
+        True
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def recipe_path(recipe: str | os.PathLike[str]) -> Path:
+    """The file of a recipe, by name or by the path of a YAML file."""
+    named = FOLDER / f"{os.fspath(recipe)}.yaml"
+    if isinstance(recipe, str) and recipe in recipe_names():
+        return named
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise UsageError(f"there is no recipe file {path}; the recipes of the library are {', '.join(recipe_names())}")
+    raise UsageError(f"unknown recipe `{recipe}`{suggest(os.fspath(recipe), recipe_names())}")
+
+
+def load_recipe(recipe: str | os.PathLike[str]) -> TrainConfig:
+    """The configuration of a recipe, with defaults for the settings that it does not name."""
+    return TrainConfig.load(recipe_path(recipe))
+
+
+def recipe_summary(recipe: str | os.PathLike[str]) -> str:
+    """The first line of the header of a recipe."""
+    first = recipe_path(recipe).read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("#").strip()
+
+
+ANY_DETECTOR = ("start_epoch", "update_from", "degrees")
+"""Settings of every detector: when it starts, and whether its kin have degrees."""
+
+
+def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
+    """The configuration with the method `name`, and the names of the settings that were dropped because they belong to the old method.
+
+    Settings of another framework are kept if both frameworks have them with the same type, such as `temperature`. Of another detector the
+    settings in `ANY_DETECTOR` are kept. A method with the same framework and detector keeps all settings.
+
+    Example:
+        >>> config = TrainConfig.of({"method": "moco+ifnd", "framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}})
+        >>> with_method(config, "moco")[1]
+        ['detector.every', 'detector.start_epoch']
+        >>> with_method(config, "simclr+fnc")[1]
+        ['framework.queue_size', 'detector.every']
+    """
+    old, new = parse(config.method), parse(name)
+    framework, detector, options = config.framework, config.detector, config.views.options
+    if new.framework != old.framework:
+        before, after = framework_arguments(old), framework_arguments(new)
+        same = [key for key in framework if key not in before or (key in after and after[key].annotation == before[key].annotation)]
+        framework = {key: framework[key] for key in same if (key, framework[key]) != ("queue_size", 0)}  # 0: no queue
+        needed = FRAMEWORKS[old.framework].view_options
+        options = {key: value for key, value in options.items() if key not in needed}
+    if new.detector != old.detector:
+        detector = {key: value for key, value in detector.items() if key in ANY_DETECTOR and new.detector is not None}
+    document = config.model_dump(mode="json") | {"method": name, "framework": framework, "detector": detector}
+    document["views"] |= {"options": options}
+    kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
+    had = flat({"framework": config.framework, "detector": config.detector, "views": {"options": config.views.options}})
+    return TrainConfig.of(document), [key for key in had if key not in kept]
+
+
+def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
+    """The main settings of a training, one per line, each with its origin, and what a GPU would get where a CPU has reduced it."""
+    model, trainer, optimizer = config.model, config.trainer, config.optimizer
+    on_cpu = trainer.accelerator == "cpu"
+    lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
+    width = "" if model.width is None else f", width {model.width}"
+    encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
+    by_model = "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
+    by_device = "fits a CPU" if on_cpu else "default"
+    features = config.detector.get("features")
+    rows = [
+        ("method", config.method, origins.get("method", "default")),
+        *([("detector", config.python.detector, "passed from Python")] if config.python.detector is not None else []),
+        *([("guide", str(features), origins.get("detector.features", "default, from these images alone"))] if features else []),
+        ("encoder", encoder, origins.get("model.name", by_model)),
+        ("view size", f"{config.views.size} pixels", origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU"))),
+        ("batch size", f"{config.batch_size}", origins.get("batch_size", f"fits {num_train:,} samples")),
+        ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),
+        ("learning rate", f"{lr:.4g} ({optimizer.lr:g}, scaling {optimizer.lr_scaling})", origins.get("optimizer.lr", "default")),
+        ("device", f"{trainer.accelerator} × {trainer.devices}", _from(origins, "trainer.accelerator")),
+        ("precision", trainer.precision, _from(origins, "trainer.precision")),
+    ]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in rows]
+    reduced = [key for key in ("model.name", "views.size", "epochs") if key not in origins]
+    if on_cpu and reduced:
+        lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
+    return lines
+
+
+def _from(origins: Mapping[str, str], key: str) -> str:
+    return origins.get(key, "found on this machine")
+
+
+def checked_arguments(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+) -> dict[str, Any]:
+    """The arguments of a call: `given` with types checked, strings converted to numbers by annotation, and defaults filled in.
+
+    Args:
+        target: the class or function whose annotations are read.
+        parameters: the parameters that a user may set, without those that training fills in.
+        given: the values set by the user.
+        section: the name of the section, for messages: "detector".
+        owner: the name of the class, for messages: "glofnd".
+    """
+    filled = _filled(target, parameters, given, section, owner)
+    return {name: getattr(filled, name) for name in parameters}
+
+
+def written_arguments(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+) -> dict[str, Any]:
+    """As `checked_arguments`, in the plain types of config.yaml, where a tuple is a list."""
+    return _filled(target, parameters, given, section, owner).model_dump(mode="json")
+
+
+def _filled(
+    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
+) -> BaseModel:
+    for key in given:
+        if key in getattr(target, "refused", {}):
+            raise UsageError(f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}: {target.refused[key]}")  # type: ignore[attr-defined]
+        if key not in parameters:
+            raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
+    try:
+        return _model_of(target, parameters, section)(**given)
+    except ValidationError as error:
+        raise UsageError(validation_message(error, f"{section}.")) from None
+
+
+def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str) -> type[BaseModel]:
+    hints = typing.get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
+    fields: dict[str, Any] = {
+        name: (hints.get(name, parameter.annotation), ... if parameter.default is inspect.Parameter.empty else parameter.default)
+        for name, parameter in parameters.items()
+    }
+    return create_model(
+        section.title(), __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()), **fields
+    )
+
+
 WITHOUT_EFFECT = (
     "data.source",
     "data.hierarchy",
@@ -46,15 +198,12 @@ WITHOUT_EFFECT = (
 )
 """Settings that do not change the result. The data may have been moved: the samples themselves are compared. `knn` is among them unless the
 detector uses the accuracy."""
-
 CHANGEABLE = ("epochs", "model.init", "text.tokenizer", *WITHOUT_EFFECT)
 """Settings that may change when a run is resumed; docs/training.md lists them. Initial weights and tokenizer are not read again. With other
 `epochs` all schedules use the new number from there on, so the result differs from that of a run that had it from the start."""
-
 PROCESSES = "trainer.devices × trainer.num_nodes"
 FILES = ("detector.pairs", "detector.features")
 """Files that are read again on resuming: their content is compared, not their path."""
-
 ADDED = {"head.second": False}
 """Settings that were added after the first run folders were written, with their default values. They count only if they have another value,
 so that earlier run folders keep loading."""
@@ -161,154 +310,3 @@ def _digest(path: Path, size: int, changed: int) -> str:
 
 def _quoted(value: Any) -> str:
     return shown(repr(value))
-
-
-def checked_arguments(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
-) -> dict[str, Any]:
-    """The arguments of a call: `given` with types checked, strings converted to numbers by annotation, and defaults filled in.
-
-    Args:
-        target: the class or function whose annotations are read.
-        parameters: the parameters that a user may set, without those that training fills in.
-        given: the values set by the user.
-        section: the name of the section, for messages: "detector".
-        owner: the name of the class, for messages: "glofnd".
-    """
-    filled = _filled(target, parameters, given, section, owner)
-    return {name: getattr(filled, name) for name in parameters}
-
-
-def written_arguments(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
-) -> dict[str, Any]:
-    """As `checked_arguments`, in the plain types of config.yaml, where a tuple is a list."""
-    return _filled(target, parameters, given, section, owner).model_dump(mode="json")
-
-
-def _filled(
-    target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
-) -> BaseModel:
-    for key in given:
-        if key in getattr(target, "refused", {}):
-            raise UsageError(f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}: {target.refused[key]}")  # type: ignore[attr-defined]
-        if key not in parameters:
-            raise UsageError(f"unknown key `{section}.{key}` for {owner}{suggest(key, parameters)}")
-    try:
-        return _model_of(target, parameters, section)(**given)
-    except ValidationError as error:
-        raise UsageError(validation_message(error, f"{section}.")) from None
-
-
-def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str) -> type[BaseModel]:
-    hints = typing.get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
-    fields: dict[str, Any] = {
-        name: (hints.get(name, parameter.annotation), ... if parameter.default is inspect.Parameter.empty else parameter.default)
-        for name, parameter in parameters.items()
-    }
-    return create_model(
-        section.title(), __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()), **fields
-    )
-
-
-ANY_DETECTOR = ("start_epoch", "update_from", "degrees")
-"""Settings of every detector: when it starts, and whether its kin have degrees."""
-
-
-def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]:
-    """The configuration with the method `name`, and the names of the settings that were dropped because they belong to the old method.
-
-    Settings of another framework are kept if both frameworks have them with the same type, such as `temperature`. Of another detector the
-    settings in `ANY_DETECTOR` are kept. A method with the same framework and detector keeps all settings.
-
-    Example:
-        >>> config = TrainConfig.of({"method": "moco+ifnd", "framework": {"queue_size": 9}, "detector": {"every": 2, "start_epoch": 5}})
-        >>> with_method(config, "moco")[1]
-        ['detector.every', 'detector.start_epoch']
-        >>> with_method(config, "simclr+fnc")[1]
-        ['framework.queue_size', 'detector.every']
-    """
-    old, new = parse(config.method), parse(name)
-    framework, detector, options = config.framework, config.detector, config.views.options
-    if new.framework != old.framework:
-        before, after = framework_arguments(old), framework_arguments(new)
-        same = [key for key in framework if key not in before or (key in after and after[key].annotation == before[key].annotation)]
-        framework = {key: framework[key] for key in same if (key, framework[key]) != ("queue_size", 0)}  # 0: no queue
-        needed = FRAMEWORKS[old.framework].view_options
-        options = {key: value for key, value in options.items() if key not in needed}
-    if new.detector != old.detector:
-        detector = {key: value for key, value in detector.items() if key in ANY_DETECTOR and new.detector is not None}
-    document = config.model_dump(mode="json") | {"method": name, "framework": framework, "detector": detector}
-    document["views"] |= {"options": options}
-    kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
-    had = flat({"framework": config.framework, "detector": config.detector, "views": {"options": config.views.options}})
-    return TrainConfig.of(document), [key for key in had if key not in kept]
-
-
-def describe_settings(config: TrainConfig, origins: Mapping[str, str], num_train: int) -> list[str]:
-    """The main settings of a training, one per line, each with its origin, and what a GPU would get where a CPU has reduced it."""
-    model, trainer, optimizer = config.model, config.trainer, config.optimizer
-    on_cpu = trainer.accelerator == "cpu"
-    lr = scaled_lr(optimizer.lr, config.batch_size * trainer.accumulate, optimizer.lr_scaling)
-    width = "" if model.width is None else f", width {model.width}"
-    encoder = config.python.model or f"{model.name}{width}, {model.stem} stem"
-    by_model = "passed from Python" if config.python.model else f"fits views of {config.views.size} pixels"
-    by_device = "fits a CPU" if on_cpu else "default"
-    rows = [
-        ("method", config.method, origins.get("method", "default")),
-        *([("detector", config.python.detector, "passed from Python")] if config.python.detector is not None else []),
-        ("encoder", encoder, origins.get("model.name", by_model)),
-        ("view size", f"{config.views.size} pixels", origins.get("views.size", "fits images and " + ("CPU" if on_cpu else "GPU"))),
-        ("batch size", f"{config.batch_size}", origins.get("batch_size", f"fits {num_train:,} samples")),
-        ("epochs", f"{config.epochs}", origins.get("epochs", by_device)),
-        ("learning rate", f"{lr:.4g} ({optimizer.lr:g}, scaling {optimizer.lr_scaling})", origins.get("optimizer.lr", "default")),
-        ("device", f"{trainer.accelerator} × {trainer.devices}", _from(origins, "trainer.accelerator")),
-        ("precision", trainer.precision, _from(origins, "trainer.precision")),
-    ]
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"  {name:<{first}}  {value:<{second}}  {origin}" for name, value, origin in rows]
-    reduced = [key for key in ("model.name", "views.size", "epochs") if key not in origins]
-    if on_cpu and reduced:
-        lines.append("on a GPU the defaults are resnet18, views of up to 224 pixels and 100 epochs")
-    return lines
-
-
-def _from(origins: Mapping[str, str], key: str) -> str:
-    return origins.get(key, "found on this machine")
-
-
-FOLDER = Path(__file__).parent / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """The names of the recipes of the library.
-
-    Example:
-        >>> "simclr-cpu" in recipe_names()
-        True
-    """
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def recipe_path(recipe: str | os.PathLike[str]) -> Path:
-    """The file of a recipe, by name or by the path of a YAML file."""
-    named = FOLDER / f"{os.fspath(recipe)}.yaml"
-    if isinstance(recipe, str) and recipe in recipe_names():
-        return named
-    path = Path(recipe)
-    if path.is_file():
-        return path
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise UsageError(f"there is no recipe file {path}; the recipes of the library are {', '.join(recipe_names())}")
-    raise UsageError(f"unknown recipe `{recipe}`{suggest(os.fspath(recipe), recipe_names())}")
-
-
-def load_recipe(recipe: str | os.PathLike[str]) -> TrainConfig:
-    """The configuration of a recipe, with defaults for the settings that it does not name."""
-    return TrainConfig.load(recipe_path(recipe))
-
-
-def recipe_summary(recipe: str | os.PathLike[str]) -> str:
-    """The first line of the header of a recipe."""
-    first = recipe_path(recipe).read_text(encoding="utf-8").splitlines()[0]
-    return first.removeprefix("#").strip()

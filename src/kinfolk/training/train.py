@@ -21,7 +21,7 @@ from kinfolk.data.prepare import hand_over, take_over
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError, UsageError, warn_if_silent
+from kinfolk.errors import KinfolkError, UsageError, counted, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
@@ -184,7 +184,7 @@ def _run(
         if several:
             mark_ready(run.launch)
         with logging_to(None, console):
-            done = f"{run.path} is finished: {state['epoch']} of {config.epochs} epochs are done, there is nothing to resume"
+            done = f"{run.path} is finished after {counted(config.epochs, 'epoch')}, there is nothing to resume"
             LOG.info("%s", f"{done}; give a larger `epochs` to train further")
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
@@ -271,7 +271,7 @@ def _fit(
             raise
         rows = run.epochs()
         LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
-    return replace(run, images=images)
+    return replace(run, images=images, features=knn.last_features())
 
 
 def _framework_metrics(module: TrainingModule, epoch: int) -> dict[str, float]:

@@ -64,7 +64,7 @@ def test_there_and_back() -> None:
     assert [x.item() for x in from_lab(pixel(50, 200, -200)).aminmax()] == [0, 1], "a colour that sRGB does not have is cut"
 
 
-def pictures(number: int = 4, size: int = 16) -> Tensor:
+def noise(number: int = 4, size: int = 16) -> Tensor:
     return torch.randint(0, 256, (number, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 
 
@@ -72,8 +72,8 @@ def test_views_are_augmented_first_and_converted_then() -> None:
     options: dict[str, Any] = {"solarise": 0.5, "jitter": 1.0, "grey": 0.3}
     unit = Views("simclr", 16, mean=(0, 0, 0), std=(1, 1, 1), **options)
     lab = Views("simclr", 16, space="lab", **options)
-    rgb = unit(pictures(), torch.Generator().manual_seed(3))
-    made = lab(pictures(), torch.Generator().manual_seed(3))
+    rgb = unit(noise(), torch.Generator().manual_seed(3))
+    made = lab(noise(), torch.Generator().manual_seed(3))
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (LAB_MEAN, LAB_STD))
     for view in range(2):
         torch.testing.assert_close(made[view], (to_lab(rgb[view].clamp(0, 1)) - mean) / std, atol=1e-4, rtol=0)
@@ -82,12 +82,12 @@ def test_views_are_augmented_first_and_converted_then() -> None:
 
 def test_evaluation_is_converted_too() -> None:
     lab, unit = Views("plain", 16, space="lab", mean=(0, 0, 0), std=(1, 1, 1)), Views("plain", 16, mean=(0, 0, 0), std=(1, 1, 1))
-    torch.testing.assert_close(lab.evaluate(pictures()), to_lab(unit.evaluate(pictures())))
-    torch.testing.assert_close(lab(pictures(), torch.Generator(), num_views=1)[0], lab.evaluate(pictures()), atol=1e-3, rtol=0)
+    torch.testing.assert_close(lab.evaluate(noise()), to_lab(unit.evaluate(noise())))
+    torch.testing.assert_close(lab(noise(), torch.Generator(), num_views=1)[0], lab.evaluate(noise()), atol=1e-3, rtol=0)
 
 
 def test_a_grey_view_has_no_colour() -> None:
-    made = Views("simclr", 16, space="lab", grey=1.0, mean=(0, 0, 0), std=(1, 1, 1))(pictures(), torch.Generator().manual_seed(0))
+    made = Views("simclr", 16, space="lab", grey=1.0, mean=(0, 0, 0), std=(1, 1, 1))(noise(), torch.Generator().manual_seed(0))
     assert made[:, :, 1:].abs().max() < 0.05
     assert made[:, :, 0].std() > 1
 
@@ -97,7 +97,7 @@ def test_settings_make_the_same_views_again() -> None:
     again = Views(**lab.config())
     assert lab.config()["space"] == "lab"
     assert again.config() == lab.config()
-    made = [v(pictures(), torch.Generator().manual_seed(0)) for v in (lab, again, eval(repr(lab)))]
+    made = [v(noise(), torch.Generator().manual_seed(0)) for v in (lab, again, eval(repr(lab)))]
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
     assert Views("moco", 16).config()["space"] == "rgb"

@@ -12,18 +12,9 @@ import pytest
 
 from kinfolk.training.run_folder import Run
 from tests.faults.inject import as_ranks, in_children
+from tests.training.small import BARE
 
-SETTINGS: dict[str, Any] = {
-    "model.name": "resnet10",
-    "model.width": 4,
-    "head.out_size": 8,
-    "views.preset": "mild",
-    "views.size": 8,
-    "detector.alpha": 0.05,
-    "knn.every": 0,
-    "trainer.loggers": [],
-    "trainer.accelerator": "cpu",
-}
+SETTINGS: dict[str, Any] = {**BARE, "detector.alpha": 0.05, "trainer.accelerator": "cpu"}
 
 
 def trained(out: str, devices: int, nodes: int) -> None:
@@ -59,12 +50,28 @@ def test_two_nodes_of_one_process(tmp_path: Path, one_node: list[dict[str, Any]]
     assert metrics(tmp_path / "run") == one_node
 
 
-def test_the_command_line(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
-    command = [sys.executable, "-m", "kinfolk", "train", "--data", "digits", "--out", str(tmp_path / "run"), "--method", "sogclr+glofnd"]
+def test_the_command_is_started_again_for_the_other_rank(tmp_path: Path, one_node: list[dict[str, Any]]) -> None:
+    """Lightning starts the script of this process once more. `kinfolk` is such a script, and so is a user's own."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os, pathlib, torch
+from kinfolk.cli import main
+torch.set_num_threads(1)
+try:
+    main()
+finally:
+    pathlib.Path(f"ended as rank {os.environ.get('LOCAL_RANK', 0)}").touch()
+""",
+        encoding="utf-8",
+    )
+    command = [sys.executable, str(script), "train", "--data", "digits", "--out", "run", "--method", "sogclr+glofnd"]
     command += ["--epochs", "1", "--batch-size", "256", "--no-report"]
     for name, value in {**SETTINGS, "trainer.devices": 2}.items():
         command += ["--set", f"{name}={value}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert metrics(tmp_path / "run") == one_node
+    assert sorted(path.name for path in tmp_path.glob("ended *")) == ["ended as rank 0", "ended as rank 1"]
+    assert done.stderr.count("epoch 1/1") == 1, "only rank zero writes"

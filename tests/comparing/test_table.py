@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from kinfolk.comparing.statistics import p_value, spread
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.protocols import write_result
 from tests.comparing.runs import make_run
-from tests.report.browser import launched, open_page
+from tests.report.browser import open_page
 
 FLAGGED = {"flagged": 0.01, "precision": 0.5, "recall": 0.25, "f1": 1 / 3}
 
@@ -244,17 +245,16 @@ def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
     assert "p (Holm)" in [column.head for column in table.columns]
 
 
-def test_the_page_draws_the_intervals(study: Path, tmp_path: Path) -> None:
+def test_the_page_draws_the_intervals(study: Path, tmp_path: Path, browser: Any) -> None:
     path = tmp_path / "compare.html"
     kf.compare([study]).save(path)
-    with launched() as browser:
-        for width in (1300, 390):
-            opened = open_page(browser, path, viewport={"width": width, "height": 900})
-            assert opened.complaints == []
-            assert opened.page.locator(".plot .main-svg .errorbar").count() >= 5
-            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-            assert "significantly better" in opened.page.locator(".verdict").inner_text()
-            assert opened.page.locator("tbody tr").count() == 3
+    for width in (1300, 390):
+        opened = open_page(browser, path, viewport={"width": width, "height": 900})
+        assert opened.complaints == []
+        assert opened.page.locator(".plot .main-svg .errorbar").count() >= 5
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert "significantly better" in opened.page.locator(".verdict").inner_text()
+        assert opened.page.locator("tbody tr").count() == 3
 
 
 def test_statistics() -> None:

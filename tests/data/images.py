@@ -1,4 +1,4 @@
-"""Pictures for the tests, drawn from a seed."""
+"""Images for the tests, drawn from a seed, and a stand-in for prepared data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
+from torch import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,3 +31,19 @@ def save(path: Path, pixels: Bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
     return path
+
+
+class PixelData:
+    """Stands for prepared data in memory: (N, H, W, 3) uint8 pixels of square images."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.all = pixels
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        return self.all[ids]
+
+    def aspect(self, ids: Tensor) -> Tensor:
+        return torch.ones(len(ids))

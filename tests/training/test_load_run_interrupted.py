@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kinfolk as kf
-from kinfolk.errors import KinfolkWarning
-from kinfolk.training.checkpoint import STOP, CheckpointSaver, InterruptedRunError
+from kinfolk.errors import InterruptedRunError, KinfolkWarning
+from kinfolk.training.checkpoint import STOP, CheckpointSaver
 from kinfolk.training.train import train
-
-SMALL: dict[str, Any] = {"model.width": 4, "head.out_size": 8, "views.preset": "mild", "knn.every": 0, "snapshots.epochs": 0}
-SMALL |= {"trainer.loggers": ()}
+from tests.training.small import BARE
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(1, 0), (3, 1)])
@@ -27,7 +24,7 @@ def test_the_encoder_of_an_interrupted_run_can_be_used(tmp_path: Path, step: int
     with monkeypatch.context() as patched:
         patched.setattr(CheckpointSaver, "_agreed_action", action)
         with pytest.raises(InterruptedRunError):
-            train("digits", tmp_path / "run", epochs=3, batch_size=512, settings=SMALL, progress=False)
+            train("digits", tmp_path / "run", epochs=3, batch_size=512, settings=BARE, progress=False)
     with pytest.warns(KinfolkWarning, match=rf"the training was interrupted: .* after epoch {epoch} of 3 \(step {step}\)"):
         features = kf.embed(tmp_path / "run")
     assert len(features) == 1797

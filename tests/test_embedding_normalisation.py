@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from kinfolk.data.augmentation.views import Views
 from kinfolk.embedding import own_normalisation
+from tests.data.images import PixelData
 
 
-class Dark:
-    """Stands for prepared data whose colours are far from the usual ones; the last image is white."""
+class Dark(PixelData):
+    """Colours far from the usual ones; the last image is white."""
 
     def __init__(self) -> None:
         noise = torch.randint(0, 60, (21, 8, 8, 3), generator=torch.Generator().manual_seed(0))
         noise[20] = 255
-        self.all = noise.to(torch.uint8)
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def pixels(self, ids: Tensor) -> Tensor:
-        return self.all[ids]
-
-    def aspect(self, ids: Tensor) -> Tensor:
-        return torch.ones(len(ids))
+        super().__init__(noise.to(torch.uint8))
 
 
 @pytest.mark.parametrize("space", ["rgb", "lab"])

@@ -49,7 +49,7 @@ def test_state_dict_loads_strictly_and_casts_leave_it_exact() -> None:
     other.load_state_dict(bank.state_dict())
     assert torch.equal(bank.features, other.features)
     assert torch.equal(other.bfloat16().features, bank.features)
-    with pytest.raises(RuntimeError, match="holds a bank of 6 × 3, but `num_samples` × `dim` is 7 × 3"):
+    with pytest.raises(RuntimeError, match="has the size 6 × 3, but `num_samples` × `dim` is 7 × 3"):
         Bank(7, DIM).load_state_dict(bank.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         Bank(NUM_SAMPLES, DIM).load_state_dict({})

@@ -1,4 +1,4 @@
-"""From pictures to a page, through the commands alone."""
+"""From images to a page, through the commands alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of 24 pictures, one broken file; no split."""
+    """Two classes of 24 images, one broken file; no split."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for name, shade in (("bright", 200), ("dark <b>", 40)):
@@ -31,7 +31,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(24):
             pixels = np.clip(rng.normal(shade, 12, (10, 14, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{i:02d}.png")
-    (folder / "bright" / "broken.jpg").write_bytes(b"not a picture")
+    (folder / "bright" / "broken.jpg").write_bytes(b"not an image")
     return folder
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kinfolk.cli import main
 from kinfolk.cli.app import app as application
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import InterruptedRunError, KinfolkError, UsageError
 
 HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
 VERBS = ("train", "sweep", "eval", "embed", "report", "data", "methods", "recipes", "cnce", "audit", "advise", "compare", "export")
@@ -109,3 +112,58 @@ def test_every_verb_takes_debug() -> None:
     commands = typer.main.get_command(application).commands  # type: ignore[attr-defined]
     assert set(commands) == set(VERBS)
     assert all("--debug" in [name for option in command.params for name in option.opts] for command in commands.values())
+
+
+@pytest.fixture
+def own_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_a_training_stops_changes_neither_message_nor_code(
+    own_handler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(*arguments: Any, **settings: Any) -> None:
+        before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            raise InterruptedRunError("the training was ended by Ctrl-C", signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)  # as Lightning does at the end of a training
+            press_ctrl_c()
+
+    monkeypatch.setattr("kinfolk.cli.app", app)
+    assert left("train") == 130
+    assert capsys.readouterr().err.strip() == "Interrupted: the training was ended by Ctrl-C"
+
+
+def test_an_interruption_that_became_another_error_is_still_one(
+    own_handler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(*arguments: Any, **settings: Any) -> None:
+        try:
+            raise InterruptedRunError("the training was ended", signal.SIGTERM)
+        except InterruptedRunError:
+            raise RuntimeError("unexpected position in the file") from None
+
+    monkeypatch.setattr("kinfolk.cli.app", app)
+    assert left("train") == 143
+    assert capsys.readouterr().err.strip() == "Interrupted: the training was ended"
+
+
+def test_only_the_first_ctrl_c_counts(own_handler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def app(*arguments: Any, **settings: Any) -> None:
+        try:
+            press_ctrl_c()
+        finally:
+            press_ctrl_c()
+
+    monkeypatch.setattr("kinfolk.cli.app", app)
+    assert left("audit") == 130
+    assert capsys.readouterr().err.strip() == "Interrupted: ended by Ctrl-C."
+    press_ctrl_c()  # during Python's shutdown
