@@ -64,7 +64,7 @@ def held() -> list[Held]:
     import torch
 
     import kinfolk as kf
-    from kinfolk.clustering.labels import ClusterLabels
+    from kinfolk.clustering.labels import PseudoLabels
     from kinfolk.detectors.ifnd import usual_clusters
     from kinfolk.detectors.ring_learned import Boundaries
     from kinfolk.stores import Bank, Queue
@@ -86,7 +86,7 @@ def held() -> list[Held]:
         return made
 
     def labels(N: int) -> nn.Module:
-        return ClusterLabels(N, D, usual_clusters(N), seed=0)
+        return PseudoLabels(N, D, usual_clusters(N), seed=0)
 
     def known(N: int) -> nn.Module:
         anchor = torch.arange(N).repeat_interleave(PAIRS)
@@ -103,7 +103,7 @@ def held() -> list[Held]:
         Held("`Bank`", "`ir`, `la`, `cmc`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, lambda N: Bank(N, D)),
         Held("`Collected`", "`ifnd`, `source=bank`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, collected),
         Held("clusters", "`pcl`, `la`, `cave`", "8·L·N + 4·D·K", lambda N: 8 * L * N + 4 * D * clusters(N), labels),
-        Held("clusters, accepted labels, confidence", "`ifnd`", "20·L·N + 4·D·K", lambda N: 20 * L * N + 4 * D * clusters(N), ifnd),
+        Held("clusters, accepted labels, confidence", "`ifnd`", "13·L·N + 4·D·K", lambda N: 13 * L * N + 4 * D * clusters(N), ifnd),
         Held("hierarchy", "`hierarchy`, `rcl`", "(56 + 4·D)·H·N", lambda N: (56 + 4 * D) * H * N, tree),
         Held("labels", "`oracle`", "8·N", lambda N: 8 * N, lambda N: kf.Oracle(torch.zeros(N, dtype=torch.int64))),
         Held("known pairs", "`known`", "8·N + 8·P", lambda N: (8 + 8 * PAIRS) * N, known),
@@ -128,7 +128,7 @@ def refreshes() -> list[Sent]:
     return [
         Sent("features of all", "`ifnd`, `pcl`, `hierarchy`, where no bank has them", "4·D·N", lambda N: 4 * D * N),
         Sent("clusters", "`pcl`, `la`, `cave`", "8·L·N + 4·D·K", lambda N: 8 * L * N + 4 * D * clusters(N)),
-        Sent("clusters, accepted labels, confidence", "`ifnd`", "20·L·N + 4·D·K", lambda N: 20 * L * N + 4 * D * clusters(N)),
+        Sent("clusters, accepted labels, confidence", "`ifnd`", "13·L·N + 4·D·K", lambda N: 13 * L * N + 4 * D * clusters(N)),
     ]
 
 

@@ -139,16 +139,13 @@ def averaged(parameter: Tensor) -> Tensor:
     return same
 
 
-def from_rank_zero(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The integer vectors that rank zero has, of any lengths; in one process, its own. The host waits for their lengths."""
-    if world_size() == 1:
-        return tensors
-    lengths = torch.tensor([len(x) for x in tensors], device=tensors[0].device)
-    dist.broadcast(lengths, 0)
-    sizes: list[int] = lengths.tolist()
-    values = torch.cat(tensors) if is_rank_zero() else tensors[0].new_empty(sum(sizes))
-    dist.broadcast(values, 0)
-    return torch.split(values, sizes)
+def overwrite_from_rank_zero(tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Overwrites tensors on the CPU with those of rank zero. They travel by `device`: NCCL refuses tensors on the CPU."""
+    if world_size() > 1:
+        for tensor in tensors:
+            there = tensor.to(device)
+            dist.broadcast(there, 0)
+            tensor.copy_(there)
 
 
 class _Gather(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import kinfolk as kf
-from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.stores import Bank, Queue
 from tests.benchmarks.loading import load
 
@@ -97,7 +97,7 @@ def test_what_a_refresh_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     detector.refresh(features, 1.0)
     assert wire.broadcast == expected("clusters, accepted labels, confidence", SAMPLES)
     wire.broadcast = 0
-    ClusterLabels(SAMPLES, scale.D, detector.num_clusters, seed=0, iterations=1).refresh(features)
+    PseudoLabels(SAMPLES, scale.D, detector.num_clusters, seed=0, iterations=1).refresh(features)
     assert wire.broadcast == expected("clusters", SAMPLES)
 
 

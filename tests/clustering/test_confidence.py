@@ -27,11 +27,14 @@ def test_confidence_of_a_sample(block: int, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(confidence.sample_confidence(x, unit, labels, 0.1), torch.tensor(want), rtol=1e-4, atol=1e-6)
 
 
-def test_a_cold_temperature_stays_finite() -> None:
-    x, centroids, labels = clustered(1)
-    got = confidence.sample_confidence(x, torch.nn.functional.normalize(centroids, dim=1), labels, 0.001)
-    assert got.isfinite().all()
-    assert (got <= 1).all()
+def test_confidence_at_a_low_temperature() -> None:
+    """Of samples nearly between two centroids; the exponents are beyond float32."""
+    angle = torch.tensor([0.0, 0.7850, 0.7854, 0.7858, 1.5])
+    x, centroids, labels = torch.stack((angle.cos(), angle.sin()), 1), torch.eye(2), torch.tensor([0, 0, 1, 1, 1])
+    got = confidence.sample_confidence(x, centroids, labels, 0.001)
+    want = torch.sigmoid((1 - 2 * labels) * (x[:, 0] - x[:, 1]).double() / 0.001)
+    torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-5)
+    assert ((got > 0.2) & (got < 0.8)).sum() == 3
 
 
 def test_confidence_of_a_cluster() -> None:
@@ -42,12 +45,13 @@ def test_confidence_of_a_cluster() -> None:
     torch.testing.assert_close(confidence.cluster_confidence(x, centroids, labels), (want.mean() / want)[labels])
 
 
-def test_lonely_empty_and_equal_clusters_have_finite_confidences() -> None:
+def test_clusters_without_a_spread_have_that_of_the_widest() -> None:
+    """Of one sample, of equal samples, or empty."""
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.9], [0.6, 0.8]])
     labels = torch.tensor([0, 0, 1, 1, 2])
     centroids = torch.tensor([[1.0, 0.0], [0.0, 0.95], [0.6, 0.8], [5.0, 5.0]])
-    assert confidence.cluster_confidence(x, centroids, labels).isfinite().all()
-    assert confidence.cluster_confidence(x[4:], centroids, labels[4:]).isfinite().all()
+    torch.testing.assert_close(confidence.cluster_confidence(x, centroids, labels), torch.ones(5), msg="one cluster has a spread")
+    assert confidence.cluster_confidence(x[4:], centroids, labels[4:]).tolist() == [1.0], "none has"
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kinfolk.clustering import ClusterLabels, kmeans
+from kinfolk.clustering import PseudoLabels, kmeans
 from tests.ranks import spawn
 
 
@@ -17,9 +17,9 @@ def features(seed: int, number: int = 60, dim: int = 4) -> Tensor:
     return torch.randn(number, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def made(**changed: object) -> ClusterLabels:
+def made(**changed: object) -> PseudoLabels:
     arguments: dict[str, object] = {"num_samples": 60, "dim": 4, "num_clusters": (5, 9), "seed": 3}
-    return ClusterLabels(**{**arguments, **changed})  # type: ignore[arg-type]
+    return PseudoLabels(**{**arguments, **changed})  # type: ignore[arg-type]
 
 
 def test_at_first_every_sample_is_alone() -> None:
@@ -125,3 +125,41 @@ def test_ranks_share_one_clustering(tmp_path: Path) -> None:
     for rank in (0, 1):
         state = torch.load(tmp_path / f"{rank}.pt")
         assert all(torch.equal(state[name], value) for name, value in alone.state_dict().items())
+
+
+def cosine(z: Tensor, centroids: Tensor, labels: Tensor, level: int) -> Tensor:
+    return torch.cosine_similarity(z, centroids[labels])
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_the_most_confident_clusters_become_labels(subset: bool) -> None:
+    clusters, ids = made(accepts=True), torch.arange(59, 9, -1) if subset else torch.arange(60)
+    everyone = torch.arange(60)
+    assert not clusters.some
+    assert (clusters.of(everyone) == -1).all()
+    z = features(0)[ids]
+    clusters.refresh(z, ids if subset else None)
+    assert not clusters.some, "a cluster is no label before it is accepted"
+    clusters.accept(z, 0.3, cosine, ids if subset else None)
+    for level, number in enumerate((5, 9)):
+        found, cluster = clusters.of(everyone)[level], clusters.labels[level]
+        sure = {int(i): float(cosine(z[k : k + 1], clusters.level(level), cluster[i].view(1), level)) for k, i in enumerate(ids)}
+        best = sorted(sure, key=lambda i: -sure[i])[: round(0.3 * len(ids))]
+        assert sorted(best) == (found >= 0).nonzero().flatten().tolist()
+        assert all(found[i] == cluster[i] for i in best)
+        own = [int(x) for i, x in enumerate(clusters.distinct[level]) if i not in best]
+        assert own == [number + i for i in range(60) if i not in best], "the others are alone"
+        assert clusters.highest is not None
+        assert clusters.highest[level].item() == pytest.approx(max(sure.values()))
+    clusters.set_acceptance()
+    assert not clusters.some
+    assert (clusters.of(everyone) == -1).all()
+
+
+def test_labels_that_are_not_chosen_from_are_there_from_the_first_refresh_on() -> None:
+    clusters, ids = made(), torch.tensor([[3, 9], [3, 0]])
+    assert torch.equal(clusters.of(ids), torch.full((2, 2, 2), -1))
+    assert len(set(clusters.distinct[0].tolist())) == 60
+    clusters.refresh(features(0))
+    assert torch.equal(clusters.of(ids), clusters.labels[:, ids])
+    assert torch.equal(clusters.distinct, clusters.labels)

@@ -1,14 +1,63 @@
-"""The warm-up: silent, then learning, then flagging."""
+"""What a detector needs at least; the warm-up: silent, then learning, then flagging."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kinfolk.detectors import FNC, IFND, Detector, GloFND, Hierarchy, StartAt
+from kinfolk.cli.lists import methods
+from kinfolk.detectors import DETECTORS, FNC, IFND, Detector, Found, GloFND, Hierarchy, StartAt
+from kinfolk.frameworks import SimCLR
+from kinfolk.kinship import Interval, Roles
+from kinfolk.objectives import NTXent
+from kinfolk.pairs import Block
+from kinfolk.plugins import register_detector
 from tests.detectors.blocks import random_block, step
 
 BLOCK = random_block(0, [0, 1, 2, 3])
+
+
+class Nearest(Detector):
+    """The candidate most similar to each anchor, with `find` alone."""
+
+    def find(self, block: Block) -> Found:
+        return Found((Roles(kin=Interval(block.sim_RC.topk(2, 1).values[:, 1])),))
+
+
+def test_find_is_all_that_a_detector_needs() -> None:
+    z, ids = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    framework = SimCLR(torch.nn.Flatten(), torch.nn.Linear(4, 3), detector=StartAt(Nearest(), epoch=1))
+    flagged = []
+    for epoch in range(2):
+        framework.set_progress(epoch, 2)
+        assert not framework.due(epoch)
+        framework.on_metric("epoch", epoch)
+        framework(z.view(2, 6, 4, 1, 1), ids).backward()
+        flagged.append(int(framework.stats.counts()[1]))
+    assert flagged == [0, 12]
+    assert framework.silent_reason() is None
+    assert framework.metrics == {}
+    expected, loss_fn = NTXent(0.1, detector=FNC(top_k=1)), NTXent(0.1, detector=Nearest())
+    torch.testing.assert_close(loss_fn(z[0], z[1]), expected(z[0], z[1]))  # without ids
+
+
+def test_a_registered_detector_without_a_paper_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    register_detector("nearest", Nearest)
+    try:
+        methods()
+    finally:
+        DETECTORS.pop("nearest")
+    assert "nearest" in capsys.readouterr().out
+
+
+def test_ids_are_needed_where_there_is_a_number_of_samples() -> None:
+    class Half(Nearest):
+        num_samples = 6
+
+    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    for detector in (Half(), StartAt(Half(), epoch=3)):
+        with pytest.raises(ValueError, match="`ids` must be given"):
+            NTXent(0.1, detector=detector)(z[0], z[1])
 
 
 def at(detector: StartAt, epoch: int) -> torch.Tensor:

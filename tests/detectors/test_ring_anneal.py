@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.detectors import Ring, StartAt
+from kinfolk.detectors.base import wants
 from kinfolk.detectors.ring import Anneal, Policy
 from kinfolk.objectives import NTXent
 
@@ -136,8 +137,8 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: str) ->
             loss_fn.set_progress(step / 4, 4)
             z = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(step))
             losses.append(loss_fn(z[0], z[1], torch.arange(12) + step % 4).item())
-            if step % 4 == 3 and loss_fn.detector is not None and "knn" in loss_fn.detector.wanted_metrics:
-                loss_fn.detector.on_metric("knn", math.sin(step))
+            if step % 4 == 3 and (listener := wants(loss_fn.detector, "knn")) is not None:
+                listener.on_metric("knn", math.sin(step))
         return losses
 
     whole, before, after = made(), made(), made()

@@ -123,15 +123,6 @@ def test_saved_and_continued_is_the_same() -> None:
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-def test_low_temperature_and_half_precision_stay_finite() -> None:
-    framework = made(temperature=0.01, num_background=12).float().to(torch.bfloat16)
-    framework.refresh(framework.bank.features, 0.0)
-    loss = framework(batch(0)[0].to(torch.bfloat16), batch(0)[1])
-    loss.backward()
-    assert loss.isfinite()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in framework.parameters())
-
-
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`warmup_epochs` \(=-1\) must be at least 0"):
         made(warmup_epochs=-1)

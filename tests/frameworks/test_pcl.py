@@ -112,7 +112,7 @@ def test_what_is_clustered_is_the_momentum_encoders() -> None:
 def test_only_accepted_samples_have_a_prototype(confidence: Any) -> None:
     framework = made(queue_size=0, schedule="linear", final_rate=0.8, confidence=confidence)
     framework.refresh(embeddings(), 0.5)
-    accepted, labels = framework.prototypes.accepted, framework.prototypes.labels
+    accepted, labels = framework.prototypes.accepted, framework.prototypes.clusters.distinct
     assert accepted.sum(1).tolist() == [21, 21]  # 0.8 · 2/3 of 40: half of four epochs are two of the three that it grows in
     for level in range(2):
         rest = labels[level][~accepted[level]]

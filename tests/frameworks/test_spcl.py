@@ -53,7 +53,8 @@ def terms(framework: SPCL, views: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, 
     own = framework.assigned.clusters.labels[:, ids]
     draw = torch.Generator().manual_seed(int(framework.seed) ^ int(framework.draws))
     drawn = draw_partners(own[0], 2, draw)
-    pairs = list(zip(drawn.anchor_M.tolist(), drawn.same_M.tolist(), drawn.other_M.tolist(), strict=True))
+    rows = enumerate(zip(drawn.anchors_A.tolist(), drawn.same_A.tolist(), drawn.other_A.tolist(), strict=True))
+    pairs = [(number, same, other) for number, (used, same, other) in rows if used]
     metric = slow.metric(h, pairs, framework.metric.head)
     logits = framework.prototype.head(h).split([6, 3], 1)
     proto = sum((slow.cross_entropy(logits[k], own[k].repeat_interleave(2).tolist()) for k in (0, 1)), torch.zeros(()).double()) / 2

@@ -69,8 +69,6 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr+ifnd, degrees": ("simclr+ifnd:attract", {}, {"num_clusters": (3, 5), "schedule": "constant", "degrees": True}),
     "fastclip, individual": ("fastclip", {"individual_lr": 0.1}, {}),
 }
-ONLINE = ("simclr+hierarchy", "rcl")
-"""Names of methods whose every step splits and merges clusters, which depends on values, begin with these."""
 
 
 def made(name: str) -> Framework:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.clustering import ClusterLabels
+from kinfolk.clustering import PseudoLabels
 from kinfolk.errors import UsageError
 from kinfolk.evaluation.detection import label_nmi, mtpr_mtnr, quality_curve
 from kinfolk.frameworks import PCL, SimCLR
@@ -44,7 +44,7 @@ def test_what_is_measured() -> None:
     assert measure(module, 1) == {}, "before the first clustering"  # type: ignore[arg-type]
     framework.refresh(nn.functional.normalize(torch.randn(30, 4), dim=1), 0.5)
     found = measure(module, 1)  # type: ignore[arg-type]
-    rates = mtpr_mtnr(framework.prototypes.labels[0], truth)
+    rates = mtpr_mtnr(framework.prototypes.clusters.distinct[0], truth)
     clusters = framework.prototypes.clusters.labels[0]
     assert found == {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters, truth)}
     assert found["mtpr"] < mtpr_mtnr(clusters, truth).mtpr, "who is not accepted is alone"
@@ -53,7 +53,7 @@ def test_what_is_measured() -> None:
     assert ClusterQuality(images(40))(module, 1) == {}, "without labels"  # type: ignore[arg-type]
     plain = SimCLR(nn.Flatten(), nn.Linear(12, 4))
     assert measure(Module(plain), 1) == {}, "without clusters"  # type: ignore[arg-type]
-    plain.others = ClusterLabels(30, 4, (3,), seed=0)
+    plain.others = PseudoLabels(30, 4, (3,), seed=0)
     plain.others.refresh(torch.randn(30, 4))
     assert pseudo_labels(plain) is not None
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from kinfolk.data.images import ImageData
-from kinfolk.detectors import IFND, GloFND
+from kinfolk.detectors import IFND, Ring
 from kinfolk.embedding import embed, embed_in_parts
 from kinfolk.evaluation.detection import label_nmi
 from kinfolk.frameworks.base import Framework
@@ -143,10 +143,9 @@ def test_the_measured_knn_is_passed_on_before_the_checkpoint(tmp_path: Path, mon
         events.append("saved")
         save(self, *args, **more)
 
-    monkeypatch.setattr(GloFND, "wanted_metrics", frozenset({"knn"}))
-    monkeypatch.setattr(GloFND, "on_metric", lambda self, name, value: events.append((name, value)))
+    monkeypatch.setattr(Ring, "on_metric", lambda self, name, value: events.append((name, value)))
     monkeypatch.setattr(checkpoint.CheckpointSaver, "_save", saved)
-    run = train(**training(tmp_path / "run", settings={"knn.every": 2}))
+    run = train(**training(tmp_path / "run", method="simclr+ring", settings={"knn.every": 2, "detector.anneal": "knn"}))
     knn = [row["steering_knn"] for row in run.epochs() if "steering_knn" in row]
     assert events == ["saved", ("knn", knn[0]), "saved", ("knn", knn[1]), "saved"]
 

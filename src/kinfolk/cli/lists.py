@@ -27,7 +27,7 @@ def methods(debug: Debug = False) -> None:
     from rich.text import Text
 
     from kinfolk.cli.options import screen
-    from kinfolk.detectors import DETECTORS
+    from kinfolk.detectors import DETECTORS, VARIANTS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.plugins import load_plugins
     from kinfolk.training.settings import recipe_names, recipe_summary
@@ -37,7 +37,7 @@ def methods(debug: Debug = False) -> None:
     parts = ("name", "paper", "needs")
     frameworks = [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()]
     detectors = [
-        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind.paper, kind.needs or "nothing")
+        (", ".join((name, *(f"{name}:{variant}" for variant in VARIANTS.get(name, {})))), kind.paper, kind.needs or "nothing")
         for name, kind in DETECTORS.items()
     ]
     recipes = [(name, recipe_summary(name)) for name in recipe_names()]

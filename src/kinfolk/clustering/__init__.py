@@ -3,7 +3,7 @@
 from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.hierarchy import Hierarchy, conforming
 from kinfolk.clustering.kmeans import Clusters, kmeans
-from kinfolk.clustering.labels import ClusterLabels, dbscan_levels, kmeans_levels
+from kinfolk.clustering.labels import PseudoLabels, dbscan_levels, kmeans_levels
 from kinfolk.clustering.patch_features import PatchFeatures
 
-__all__ = ["ClusterLabels", "Clusters", "Hierarchy", "PatchFeatures", "conforming", "dbscan", "dbscan_levels", "kmeans", "kmeans_levels"]
+__all__ = ["Clusters", "Hierarchy", "PatchFeatures", "PseudoLabels", "conforming", "dbscan", "dbscan_levels", "kmeans", "kmeans_levels"]

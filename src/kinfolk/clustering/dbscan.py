@@ -134,6 +134,7 @@ class Radii(Exact):
     the radii are of.
     """
 
+    on_host = ("fitted", "shares", "epoch")
     fitted: Tensor
     shares: Tensor
     epoch: Tensor

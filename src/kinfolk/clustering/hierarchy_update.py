@@ -1,33 +1,31 @@
-"""Lists of clusters' units as rings: enumerating, taking out and putting in cost what they move, not what there is.
+"""One step of the online refinement of a hierarchy: which units of the touched clusters move to which cluster. RCL, section 4.3.
 
-The units of a cluster stand in a circle, `after` and `before` each other; `entry` of a cluster is one of them, `units` their number. All
-functions work on many rings at once and write in place.
-
-Dimension key: S slots of units, C slots of clusters, K rings walked, W steps, M units moved.
-
-One level of the online refinement of a hierarchy: which units of the touched clusters move to which cluster.
-
-RCL, section 4.3: every touched cluster is split into at most m parts whose units are the clusters one level below. The parts and the other
-clusters inside the same cluster above (the border) are merged where they are similar. Nothing is written before both are decided, so a part
+Every touched cluster is split into at most m parts. Its units, the clusters one level below, stay whole. The parts and the other clusters
+inside the same cluster one level above (the border) are merged if they are similar. Nothing is written before both are decided, so a part
 that is merged back costs nothing.
 
 Splitting uses density peaks (Rodriguez and Laio, Science 2014) on the units of a cluster:
 
     ρ_i = Σ_j exp(−d_ij² / d_c²),   δ_i = min over denser j of d_ij (the densest: the largest d_ij),   γ_i = ρ_i δ_i
 
-The prototypes are the m − 1 units of largest γ and, of the others, the one of largest δ; every unit joins one of them. γ finds groups but
-never a single outlier, so one is tried as a prototype and merged back if it is none. d is the distance of the unit-norm centres and d_c²
-the mean of d² in the cluster. The paper uses a share of the neighbours, which is not informative among a few dozen units.
+The prototypes are the m − 1 units with the largest γ and, of the others, the one with the largest δ; every unit joins one of them. γ finds
+groups but never a single outlier, so one candidate is tried as a prototype and merged back if it is not an outlier. d is the distance of
+the unit-norm centres and d_c² the mean of d² in the cluster. The paper uses a share of the neighbours, which is not informative among a few
+dozen units.
 
 The rule "propagation" uses label propagation in closed form (Zhou et al., NIPS 2004; Liu et al., ICLR 2019):
 
     F = (I + L)^(−1) Y,   L = D − A the graph's Laplacian,   A_ij = exp((s_ij − s₀) / t)
 
-The Laplacian is not normalised by the degrees: otherwise, the more nodes are similar, the less would reach each of them, and large groups
-of similar nodes would never be merged.
+The Laplacian is not normalised by the degrees. Otherwise each node of a large group of similar nodes would receive little, and such groups
+would never be merged.
 
-Dimension key: K touched clusters or graphs, W places of each (padded; place 0 is the rest of a cluster too large to use whole), T touched
-units, D embedding, m parts, n nodes (clusters and parts of clusters), E edges, P borders, w nodes of each (padded), M units that move.
+The units of a cluster are kept in a ring (`Rings`), so that listing, removing and adding units costs as much as the units that are moved,
+however large the clusters are.
+
+Dimension key: S slots of units, C slots of clusters, K touched clusters, rings or graphs, W places of each (padded; place 0 is the rest of
+a cluster that is too large to use whole), T touched units, D embedding, m parts, n nodes (clusters and parts of clusters), E edges, P
+borders, w nodes of each (padded), M units that move.
 """
 
 from __future__ import annotations
@@ -43,7 +41,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rings:
-    """The rings of one level: (S,) `after` and `before` over units, (C,) `entry` and `units` over the clusters that hold them."""
+    """The rings of one level. (S,) `after` and `before`: the neighbours of each unit in its ring. (C,) `entry` and `units`: one unit of
+    each cluster, and how many it has. All methods work on many rings at once and write in place."""
 
     after: Tensor
     before: Tensor
@@ -51,7 +50,7 @@ class Rings:
     units: Tensor
 
     def walk(self, start_K: Tensor, width: int) -> Tensor:
-        """(K, width) units from `start` on, going round again where the ring is shorter."""
+        """(K, width) units from `start` on; a shorter ring is repeated."""
         path_WK = start_K.new_empty(width, len(start_K))
         unit_K = start_K
         for place in range(width):
@@ -60,7 +59,7 @@ class Rings:
         return path_WK.T
 
     def take_out(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Takes distinct units out of the rings of their clusters."""
+        """Removes distinct units from the rings of their clusters."""
         if not len(unit_M):
             return
         self.units.index_add_(0, cluster_M, torch.full_like(cluster_M, -1))
@@ -73,7 +72,7 @@ class Rings:
         self.entry[cluster_M[enters_M]] = right_M[enters_M]
 
     def put_in(self, unit_M: Tensor, cluster_M: Tensor) -> None:
-        """Puts units that are in no ring into the rings of clusters, behind the entry; an empty cluster's ring begins."""
+        """Adds units that are in no ring to the rings of clusters, after the entry, or as the ring of an empty cluster."""
         if not len(unit_M):
             return
         cluster_M, order = cluster_M.sort(stable=True)
@@ -92,14 +91,14 @@ class Rings:
         self.units[cluster_G] += number_G
 
     def rebuild(self, cluster_S: Tensor, alive: int) -> None:
-        """Makes all rings anew for the units 0 … alive − 1, in the order of their slots."""
+        """Builds all rings from the units 0 … alive − 1, in the order of their slots."""
         self.units.zero_()
         self.entry.fill_(-1)
         self.put_in(torch.arange(alive, device=cluster_S.device), cluster_S[:alive])
 
 
 def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
-    """The nearest neighbour that stays, by doubling; `gone` is sorted. Of a ring that goes whole, any of it."""
+    """The nearest neighbour that stays, by doubling; `gone` is sorted. If a whole ring is removed, any of its units."""
     for _ in range(len(gone_M).bit_length()):
         place_M = torch.searchsorted(gone_M, neighbour_M).clamp(max=len(gone_M) - 1)
         goes_M = gone_M[place_M] == neighbour_M
@@ -110,7 +109,7 @@ def _skip(gone_M: Tensor, neighbour_M: Tensor) -> Tensor:
 
 
 def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
-    """The rows in groups, and the width of each: lengths of at most 8, then of at most twice the last, and so on.
+    """The rows in groups of similar length, and the width of each group: lengths up to 8, then up to twice as long, and so on.
 
     Example:
         >>> import torch
@@ -127,7 +126,7 @@ def by_width(number_K: Tensor, first: int = 8) -> Iterator[tuple[Tensor, int]]:
 
 @dataclass(frozen=True)
 class Level:
-    """What a refinement reads: the units with their sums, the clusters that hold them, the clusters above as borders."""
+    """The input of a refinement: the units with their sums, the clusters that contain them, and the clusters above as borders."""
 
     units: Rings
     unit_sum: Tensor
@@ -138,9 +137,9 @@ class Level:
 
 
 def select_units(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) units to look at, (K, W) where there is one, and (K,) whether a rest remains.
+    """(K, W) units that are used, (K, W) where there is one, and (K,) whether there are more.
 
-    All units of a cluster that has at most `limit`; of a larger one the touched units first, then those behind them in the ring.
+    All units of a cluster with at most `limit` of them. Of a larger one, the touched units first, then those after them in the ring.
     """
     number_K = level.units.units[cluster_K]
     rest_K = number_K > limit
@@ -163,7 +162,7 @@ def select_units(level: Level, touched_T: Tensor, cluster_K: Tensor, owner_T: Te
 
 
 def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> Tensor:
-    """Clusters of the touched borders that are not touched themselves: all, or those next in the ring."""
+    """Clusters of the touched borders that are not touched themselves: all, or the next ones in the ring."""
     border_P, inverse = torch.unique(border_K, return_inverse=True)
     start_P = torch.empty_like(border_P).scatter_(0, inverse.flip(0), cluster_K.flip(0))  # the first of each border
     number_P = level.siblings.units[border_P].clamp(max=limit)
@@ -178,14 +177,14 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int, rule: Rule) -> Tensor:
-    """(K, W) the part, below `parts`, of every unit; what it says of invalid places is of no meaning.
+    """(K, W) the part of every unit, below `parts`. The values at invalid places have no meaning.
 
     Args:
         centre_KWD: unit-norm centres of the units.
         valid_KW: which places hold a unit.
-        rest_K: where True, place 0 stands for all units that are not looked at: the densest one, always a prototype.
-        parts: m, the most parts there may be.
-        rule: "centres": to the most similar prototype; "propagation": to the prototype whose label reaches it most.
+        rest_K: where True, place 0 represents all units that are not used. It counts as the densest, and is always a prototype.
+        parts: m, the maximum number of parts.
+        rule: a unit joins the most similar prototype ("centres"), or the one from which it receives most ("propagation").
     """
     sim_KWW = centre_KWD @ centre_KWD.mT
     proto_Km, known_Km = peaks(sim_KWW, valid_KW, rest_K, parts)
@@ -197,9 +196,9 @@ def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int, rule
 
 
 def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """(K, m) places of the prototypes and (K, m) which of them there are. Of equals the earlier place wins."""
+    """(K, m) places of the prototypes, and (K, m) which of them exist. Of equals, the earlier place is taken."""
     both_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1)
-    # Symmetric, and 0 where it is nothing but rounding: which of two units is the denser must not depend on the last bit.
+    # Symmetric, and 0 if it is only rounding: which of two units is denser must not depend on the last bit.
     square_KWW = 2 - (sim_KWW + sim_KWW.mT)
     square_KWW = square_KWW.masked_fill(~both_KWW | (square_KWW < 64 * torch.finfo(sim_KWW.dtype).eps), 0)
     number_K = valid_KW.sum(1)
@@ -223,11 +222,11 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
 
 
 TEMPERATURE = 0.05
-MOST = 5.0  # of the exponent: beyond it the graph is too stiff to solve in single precision, and nothing is decided
+MOST = 5.0  # maximum of the exponent: beyond it the system cannot be solved in single precision
 
 
 def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
-    """(K, m, W) how much of each prototype's label reaches each node; s₀ is the largest similarity of two nodes of the graph."""
+    """(K, m, W) how much each node receives from each prototype; s₀ is the largest similarity of two nodes of the graph."""
     others_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1) & ~torch.eye(sim_KWW.shape[1], dtype=torch.bool, device=sim_KWW.device)
     most_K = sim_KWW.masked_fill(~others_KWW, -1).amax((1, 2), keepdim=True)
     graph_KWW = ((sim_KWW - most_K) / TEMPERATURE).exp().masked_fill(~others_KWW, 0)
@@ -235,9 +234,9 @@ def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
 
 
 def possibility(sim_Knn: Tensor, together_Knn: Tensor, similarity: float) -> Tensor:
-    """(…, n, n) in [0, 1], symmetric: how far the labels of two nodes reach each other, F_ij / √(F_ii F_jj) with Y = I, s₀ = `similarity`.
+    """(…, n, n) in [0, 1], symmetric: how much two nodes receive from each other, F_ij / √(F_ii F_jj) with Y = I and s₀ = `similarity`.
 
-    Two nodes alone reach each other to A / (1 + A), above 1/2 where they are more alike than `similarity`; a third one near both adds to
+    For two nodes alone it is A / (1 + A), which is above 1/2 if they are more similar than `similarity`. A third node near both increases
     it. `together`: which nodes may be joined at all.
     """
     others_Knn = together_Knn & ~torch.eye(sim_Knn.shape[-1], dtype=torch.bool, device=sim_Knn.device)
@@ -254,13 +253,13 @@ def _spread(graph: Tensor) -> Tensor:
 
 
 def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -> Tensor:
-    """(n,) the group of every node, named by its first node: nodes joined by a chain of pairs more alike than `similarity`.
+    """(n,) the group of every node, named by its first node: nodes connected by pairs that are more similar than `similarity`.
 
     Args:
         centre_nD: unit-norm centres.
-        border_n: the cluster one level above, **sorted**; only nodes of one border are ever joined.
-        similarity: σ_m: of the centres; for "propagation" the similarity at which two nodes alone are joined.
-        rule: "centres", or "propagation": possibility above 1/2 in the graph of all nodes of the border.
+        border_n: the cluster one level above, **sorted**; only nodes of one border are joined.
+        similarity: σ_m of the centres; for "propagation" the similarity from which two nodes alone are joined.
+        rule: "centres", or "propagation": `possibility` above 1/2 in the graph of all nodes of the border.
     """
     number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
     first_P = number_P.cumsum(0) - number_P
@@ -294,7 +293,7 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """m, σ_m, how to assign and merge, and the most units or siblings of one cluster that are looked at in a step."""
+    """m, σ_m, the rule, and the maximum number of units or siblings of one cluster that are used in a step."""
 
     parts: int
     similarity: float
@@ -304,7 +303,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Moves:
-    """(M,) units with the cluster each goes to; −1 − g: the new cluster of group g, made inside `border`. No unit stays where it was."""
+    """(M,) units and the cluster that each moves to; −1 − g means a new cluster for group g inside `border`. Every unit here moves."""
 
     unit: Tensor
     to: Tensor
@@ -312,8 +311,8 @@ class Moves:
 
 
 def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
-    """What moves when the clusters of the `touched` units (distinct slots) are refined. Also takes the sums of the clusters that are looked
-    at whole anew from their units, so that rounding does not add up."""
+    """The moves that refine the clusters of the `touched` units (distinct slots). Also recomputes the sums of the clusters that are used
+    whole, so that rounding errors do not add up."""
     cluster_T, order = level.unit_parent[touched].sort(stable=True)
     cluster_K, owner_T = torch.unique_consecutive(cluster_T, return_inverse=True)
     unit_KW, valid_KW, rest_K = select_units(level, touched[order], cluster_K, owner_T, limits.max_units)
@@ -350,13 +349,14 @@ def refine(level: Level, touched: Tensor, limits: Limits) -> Moves:
 def _split(
     level: Level, cluster_K: Tensor, unit_KW: Tensor, valid_KW: Tensor, rest_K: Tensor, limits: Limits
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, W) the part of every unit, (K, m) how many units a part has, (K, m, D) its sum; the rest of a large cluster is in part 0."""
+    """(K, W) the part of every unit, (K, m) the number of units of each part, (K, m, D) its sum. The rest of a large cluster is in part
+    0."""
     part_KW = torch.zeros_like(unit_KW)
     number_Km = cluster_K.new_zeros(len(cluster_K), limits.parts)
     sum_KmD = level.unit_sum.new_zeros(len(cluster_K), limits.parts, level.unit_sum.shape[1])
     part_m = torch.arange(limits.parts, device=cluster_K.device).view(1, -1, 1)
     looked_K = valid_KW.sum(1)
-    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):  # large clusters are a group of their own
+    for rows, width in by_width(torch.where(rest_K, max(2 * limits.max_units, 9), looked_K)):  # large clusters form a separate group
         width = min(width, unit_KW.shape[1])
         cluster, unit, valid, rest = cluster_K[rows], unit_KW[rows, :width], valid_KW[rows, :width], rest_K[rows]
         sums, large = level.unit_sum.index_select(0, unit.flatten()).view(*unit.shape, -1), bool(rest[0])
@@ -377,7 +377,8 @@ def _split(
 
 
 def _targets(sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor, limits: Limits) -> Tensor:
-    """(n,) the slot each node ends in: that of the group's largest node that has one, the first of equals; −1 − g where none has."""
+    """(n,) the slot that each node ends in: that of the largest node of its group that has one, the first of equals, or −1 − g if none
+    has."""
     border, order = border_n.sort(stable=True)
     group_n = torch.empty_like(order)
     group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity, limits.rule)]

@@ -1,9 +1,9 @@
-"""Cluster labels of all samples at one or several numbers of clusters: the state of every method that clusters once per epoch.
+"""Pseudo-labels of all samples: the state of every method that clusters them once per epoch.
 
 `kmeans_levels` and `dbscan_levels` cluster each level of a hierarchy separately, as RCL does for comparison (its Table 4). Their levels are
 not nested; `conforming` measures to what extent they are.
 
-Dimension key: N samples, D features, L or H levels, K clusters.
+Dimension key: N samples, S samples that are clustered, D features, L or H levels, K clusters.
 """
 
 from __future__ import annotations
@@ -13,34 +13,44 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from kinfolk import distributed
+from kinfolk.clustering.confidence import accepted, centroid_distance
 from kinfolk.clustering.dbscan import dbscan
 from kinfolk.clustering.kmeans import Clusters, check, kmeans
-from kinfolk.stores.per_sample import OnHost, size_differs
+from kinfolk.stores.per_sample import Exact, size_differs
+
+ConfidenceOf = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""(S,) the confidence of (S, D) features with (K, D) centroids in their clusters (S,), at a level."""
 
 
-class ClusterLabels(OnHost):
-    """Labels and centroids of L clusterings of all samples, refreshed as a whole; the same on all ranks.
+class PseudoLabels(Exact):
+    """The k-means clusters of all samples at L levels, of which all or only the most confident are labels. Equal on all ranks.
 
     Args:
         num_samples: N.
-        dim: D, the size of a feature; None: as the first refresh finds it.
-        num_clusters: K of each level, each below N; a number: of the only level.
+        dim: D, the size of a feature; None: that of the first refresh.
+        num_clusters: K of each level, each below N; a number means a single level.
         seed: of the clusterings; level l has seed + l.
+        accepts: whether a cluster becomes a label only when `accept` chooses it.
         warm_start: a refresh starts from the last centroids, with fewer iterations.
         spherical: centroids of unit norm, samples assigned by the inner product.
-        iterations, warm_iterations: of Lloyd's algorithm, from centroids drawn anew and from the last ones.
-        points_per_cluster: centroids are learned from at most so many samples per cluster, see `kmeans`.
+        iterations, warm_iterations: of Lloyd's algorithm, from new centroids and from the last ones.
+        points_per_cluster: maximum number of samples per cluster from which centroids are learned, see `kmeans`.
 
-    State: `labels` (L, N), before the first refresh every sample its own; `centroids` (ΣK, D), zero before it; `refreshed`.
+    State: `labels` (L, N), the clusters, where every sample is its own before the first refresh; `centroids` (ΣK, D), zero before it;
+    `refreshed`. With `accepts` also `accepted` (L, N) and `confidence` (L, N). The owner saves these two, in the format of its files, and
+    calls `set_acceptance` when it loads them.
 
     Example:
-        >>> clusters = ClusterLabels(4, 1, (2,), seed=0)
-        >>> clusters.labels
-        tensor([[0, 1, 2, 3]])
+        >>> clusters = PseudoLabels(4, 1, (2,), seed=0)
+        >>> clusters.of(torch.arange(4))
+        tensor([[-1, -1, -1, -1]])
         >>> clusters.refresh(torch.tensor([[0.0], [0.1], [9.0], [9.1]]))
-        >>> (clusters.labels[0, 0] == clusters.labels[0, 1]).item(), (clusters.labels[0, 0] == clusters.labels[0, 2]).item()
+        >>> label = clusters.of(torch.arange(4))[0]
+        >>> (label[0] == label[1]).item(), (label[0] == label[2]).item()
         (True, False)
     """
 
@@ -48,6 +58,9 @@ class ClusterLabels(OnHost):
     labels: Tensor
     centroids: Tensor
     refreshed: Tensor
+    accepted: Tensor | None
+    confidence: Tensor | None
+    highest: Tensor | None
 
     def __init__(
         self,
@@ -56,6 +69,7 @@ class ClusterLabels(OnHost):
         num_clusters: int | tuple[int, ...],
         *,
         seed: int,
+        accepts: bool = False,
         warm_start: bool = True,
         spherical: bool = False,
         iterations: int = 20,
@@ -78,12 +92,37 @@ class ClusterLabels(OnHost):
         self.register_buffer("labels", torch.arange(num_samples).repeat(len(self.num_clusters), 1))
         self.register_buffer("centroids", torch.zeros(sum(self.num_clusters), dim or 0))
         self.register_buffer("refreshed", torch.tensor(False))
+        shape = len(self.num_clusters), num_samples
+        self.register_buffer("accepted", torch.zeros(shape, dtype=torch.bool) if accepts else None, persistent=False)
+        self.register_buffer("confidence", torch.zeros(shape) if accepts else None, persistent=False)
+        self.register_buffer("highest", torch.ones(shape[0]) if accepts else None, persistent=False)
+        self._some_accepted = False
 
     @property
     def unusual(self) -> dict[str, int]:
-        """The settings of k-means that are not the usual ones, for the `__repr__` of what owns it."""
+        """The settings of k-means that are not the default, for the `__repr__` of the owner."""
         usual = {"iterations": 20, "warm_iterations": 5, "points_per_cluster": 256}
         return {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+
+    @property
+    def some(self) -> bool:
+        """Whether any sample has a label. Known to the host."""
+        return bool(self.refreshed) if self.accepted is None else self._some_accepted
+
+    def of(self, ids: Tensor) -> Tensor:
+        """(L, …) the labels of the samples `ids`; −1 for a sample that has none."""
+        if not self.some:
+            return torch.full_like(ids, -1).expand(len(self.labels), *ids.shape)
+        labels = self.labels[:, ids]
+        return labels if self.accepted is None else labels.where(self.accepted[:, ids], -1)
+
+    @property
+    def distinct(self) -> Tensor:
+        """(L, N) the labels, where a sample without one has a label of its own: K of the level plus its number."""
+        own_LN = torch.arange(self.num_samples, device=self.labels.device) + self.labels.new_tensor(self.num_clusters).unsqueeze(1)
+        if self.accepted is None:
+            return self.labels if self.some else own_LN
+        return self.labels.where(self.accepted, own_LN)
 
     def level(self, level: int) -> Tensor:
         """(K, D) the centroids of one level."""
@@ -111,6 +150,38 @@ class ClusterLabels(OnHost):
         self.labels, self.centroids = labels, torch.cat([each.centroids for each in found]).to(self.centroids.dtype)
         self.refreshed.fill_(True)
 
+    @torch.no_grad()
+    def accept(self, features: Tensor, rate: float, confidence: ConfidenceOf, ids: Tensor | None = None) -> None:
+        """Accepts the most confident share `rate` of the clustered samples as labels, at each level. Of equally confident samples, those
+        nearer to their centroid are accepted.
+
+        Args:
+            features, ids: those of the last `refresh`, on this module's device.
+            rate: in [0, 1].
+            confidence: called with features (S, D), centroids (K, D), clusters (S,) and the number of the level; returns (S,).
+        """
+        assert self.accepted is not None, "`accepts` must be True"
+        ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids is None else ids
+        accepted_LN, confidence_LN = torch.zeros_like(self.accepted), torch.zeros_like(self.accepted, dtype=torch.float32)
+        for level, clusters_N in enumerate(self.labels):
+            cluster_S, centroids_KD = clusters_N[ids_S], self.level(level).to(features.dtype)
+            confidence_S = confidence(features, centroids_KD, cluster_S, level)
+            accepted_LN[level, ids_S] = accepted(confidence_S, rate, centroid_distance(features, centroids_KD, cluster_S))
+            confidence_LN[level, ids_S] = confidence_S.to(confidence_LN.dtype)
+        if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
+            for result in (accepted_LN, confidence_LN):
+                dist.broadcast(result, 0)
+        self.set_acceptance(accepted_LN, confidence_LN)
+
+    def set_acceptance(self, accepted: Tensor | None = None, confidence: Tensor | None = None) -> None:
+        """Sets (L, N) which clusters are labels, and their (L, N) confidence, if it is known. None: none are accepted."""
+        assert self.accepted is not None
+        assert self.confidence is not None
+        self.accepted = torch.zeros_like(self.accepted) if accepted is None else accepted.to(self.accepted.device)
+        self.confidence = torch.zeros_like(self.confidence) if confidence is None else confidence.to(self.confidence)
+        self._some_accepted, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
+        self.highest = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
+
     def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
         return kmeans(
             features,
@@ -123,14 +194,6 @@ class ClusterLabels(OnHost):
             device=self.labels.device,
             over_ranks=True,
         )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClusterLabels:
-        """Moves to another device as any module; but a cast to 16 bits, meant for weights, leaves the centroids as exact as they are."""
-        before = self.centroids
-        super()._apply(fn, recurse)
-        if self.centroids.dtype in (torch.bfloat16, torch.float16):
-            self.centroids = before.to(self.centroids.device)
-        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         labels, centroids = state_dict.get(prefix + "labels"), state_dict.get(prefix + "centroids")

@@ -1,4 +1,4 @@
-"""Detectors: which candidates are false negatives of each anchor."""
+"""Detectors: which candidates are kin, that is, detected false negatives."""
 
 from kinfolk.detectors.base import Detector, Found, StartAt
 from kinfolk.detectors.cave import Cave
@@ -30,11 +30,14 @@ DETECTORS: dict[str, type[Detector]] = {
     "components": Components,
 }
 """The names of the method grammar."""
+VARIANTS: dict[str, dict[str, dict[str, object]]] = {"ring": {"learned": {"boundaries": "learned"}}}
+"""Names that stand for arguments of a detector in the method grammar: `ring:learned`."""
 
 __all__ = [
     "DETECTORS",
     "FNC",
     "IFND",
+    "VARIANTS",
     "Cave",
     "Components",
     "Detector",

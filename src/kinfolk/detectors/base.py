@@ -1,16 +1,14 @@
-"""The base class of detectors, which return which candidates are false negatives and may keep state per sample.
+"""The base class of detectors, which return the false negatives among the candidates, and the wrappers that change a detector's answer.
+
+A new detector needs `find`. One that keeps state also has `observe`, and one that clusters all samples `due` and `refresh`. Everything else
+has a default.
 
 Dimension key: R rows of a block, C candidates, b samples of the block, N data set.
-
-Detectors that wrap another one: everything but the answer of `find` is that of the wrapped detector.
-
-Dimension key: R rows of a block, C candidates.
-
-A warm-up for any detector: nothing is flagged until the embedding has some meaning.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,19 +22,35 @@ from kinfolk.pairs import LEFT_OUT, Action, Block
 from kinfolk.stores.per_sample import Exact
 
 Space = Literal["projected", "features"]
-"""What is clustered: the unit-norm embeddings that are contrasted, or the encoder's features."""
+"""What is clustered: the unit-norm embeddings that are contrasted, or the features of the encoder."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What `find` returns: one `Roles` for each level (most detectors have one), and the state it proposes to write.
+    """What `find` returns: one `Roles` for each level (most detectors have one), and the state that it proposes to write.
 
     `update` maps a name to a (b, …) tensor, one row for each sample of the block. The engine collects the rows of all blocks and ranks
-    and hands them to `observe`; `find` itself writes nothing.
+    and passes them to `observe`. `find` itself writes nothing.
     """
 
     levels: tuple[Roles, ...]
     update: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """What distinguishes a detector that uses embeddings of another model, or degrees for all candidates.
+
+    Args:
+        reads: what the framework must pass as the guide of `Pairs`: "teacher", embeddings of a slow copy of the encoder, or "modality",
+            those of the candidates' own modality. None: nothing.
+        soft: whether all candidates are kin to some degree, so that "eliminate" would leave no negative.
+        own_weight: with "attract", the share of the pull of the own positives if the objective has none. None: the usual one.
+    """
+
+    reads: str | None = None
+    soft: bool = False
+    own_weight: float | None = None
 
 
 class Detector(Exact, ABC):
@@ -45,55 +59,40 @@ class Detector(Exact, ABC):
     `find` reads, `observe` writes (training only, once per step, without gradient), `refresh` is the once-per-epoch step.
     """
 
-    variants: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """Names that stand for arguments in the method grammar: `ring:learned`."""
+    paper: ClassVar[str] = ""
+    needs: ClassVar[str] = ""
+    usual_action: ClassVar[Action] = "eliminate"
+    """The action of the method grammar if none is given."""
+    leveled: ClassVar[bool] = False
+    """Whether kin are always the candidates above one similarity of each anchor: an `Interval` without upper bound."""
+
+    num_samples: int | None = None
+    """N, if it reads or writes by sample id: a call without ids is then an error. None: it does not."""
     space: Space = "projected"
     """Which features `refresh` receives."""
-    wanted_metrics: frozenset[str] = frozenset()
-    """Which training metrics `on_metric` is called with: "epoch", how many are done, with a fraction, before every step; "loss" after every
-    step; "knn" whenever it is measured, never on the test split."""
     collects: bool = False
-    """Whether it is handed the anchors of every step, by `collect`."""
-
-    learns_first: bool = False
-    """Whether it flags nothing at a sample's first visit, so that it needs two epochs."""
+    """Whether `collect` is called in every step. `refresh` then needs no features."""
     refreshed_at_end: bool = False
-    """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the finished encoder."""
-
-    reads: str | None = None
-    """What it needs the framework to hand over as the guide of `Pairs`: "teacher", embeddings of a slow copy of the encoder, or "modality",
-    those of the candidates' own modality. None: nothing."""
-    soft: bool = False
-    """Whether all candidates are kin, by degrees; "eliminate" would then leave no negative."""
-    own_weight: float | None = None
-    """The share of the pull that the own positives keep with "attract", where the objective is given none."""
-
-    paper: ClassVar[str]
-    usual_action: ClassVar[Action] = "eliminate"
-    """The action of the method grammar where none is named."""
-    needs: ClassVar[str] = ""
-    leveled: ClassVar[bool] = False
-    """Whether it names nothing but an interval without upper end: candidates above a level of the anchor are kin."""
-    addresses: ClassVar[bool] = False
-    """Whether it reads or writes by sample id, so that a call without ids would use the wrong samples."""
+    """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the final encoder."""
+    guidance: Guidance = Guidance()
 
     def __init__(self) -> None:
         super().__init__()
-        self.epoch = 0
-        self.num_epochs = 1
+        # Set from outside: the epoch and their number (`set_progress`), the first one in which the state changes, that of the loss.
+        self.epoch, self.num_epochs, self.first_epoch, self.loss_temperature = 0, 1, 0, math.nan
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
-        """What a training sets for arguments that the class requires and the user has not `given`. Default: nothing."""
+        """Values that a training uses for required arguments that the user has not `given`. Default: none."""
         return {}
 
     @abstractmethod
     def find(self, block: Block) -> Found:
-        """Returns which candidates of this block are kin, and the new state of its samples; writes nothing."""
+        """Returns which candidates of this block are kin, and the new state of its samples. Writes nothing."""
 
     def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        """Writes what the `find`s of this step proposed. Duplicates of an id: the mean of their updates. `sound`: whether the step was, a
-        tensor that the stores go by; see `stores.per_sample.kept`. Default: no state."""
+        """Writes what `find` proposed in this step. Several rows of one id are stored as their mean. `sound`: whether the loss is finite,
+        as a tensor that is passed on to the stores; see `stores.per_sample.kept`. Default: no state."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -101,37 +100,47 @@ class Detector(Exact, ABC):
         return {}
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
-        """Receives the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks; only where `collects`."""
+        """Called in every step with the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks, if `collects`."""
         raise NotImplementedError(f"{type(self).__name__} collects no anchors")
 
     def due(self, epoch: int) -> bool:
-        """Whether `refresh` is to be called before this epoch, counted from 0. Default: never."""
+        """Whether `refresh` must be called before this epoch, counted from 0. Default: never."""
         return False
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The once-per-epoch step: (N, F) features of all samples in data-set order, the same on all ranks, None for a detector that
-        collects its own; `progress` in [0, 1] of the training."""
+        """The once-per-epoch step. `features`: (N, F) of all samples in data-set order, the same on all ranks; None if it collects its own.
+        `progress`: in [0, 1] of the training."""
         raise NotImplementedError(f"{type(self).__name__} is never due")
 
     def silent_reason(self) -> str | None:
-        """Why this detector can neither flag nor drop anything in a training of `num_epochs` epochs, as `set_progress` set them; None: it
-        can. Training warns before the first step. Default: None."""
+        """The reason why it cannot flag or drop anything in a training of `num_epochs` epochs, or None. Training warns before the first
+        step. Default: None."""
         return None
-
-    def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric that is among the `wanted_metrics`; the value is the same on all ranks."""
-        raise NotImplementedError(f"{type(self).__name__} takes no metrics")
-
-    def set_loss_temperature(self, temperature: float) -> None:
-        """Called with the temperature of the loss by the objective that is built with the detector. Default: it does not matter."""
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Sets the epoch for schedules and warm-ups."""
         self.epoch, self.num_epochs = epoch, num_epochs
 
 
-class Wrapped(Detector, ABC):
-    """Abstract. A detector that changes the answer of another one.
+class TakesMetrics(ABC):
+    """Abstract. What a detector adds that follows metrics of the training."""
+
+    wanted_metrics: frozenset[str] = frozenset()
+    """Which metrics `on_metric` is called with: "epoch", the number of epochs done, with a fraction, before every step; "loss" after every
+    step; "knn" whenever it is measured, never on the test split."""
+
+    @abstractmethod
+    def on_metric(self, name: str, value: float) -> None:
+        """Called with one of the `wanted_metrics`; the value is the same on all ranks."""
+
+
+def wants(detector: Detector | None, metric: str) -> TakesMetrics | None:
+    """The detector, if it wants this metric."""
+    return detector if isinstance(detector, TakesMetrics) and metric in detector.wanted_metrics else None
+
+
+class Wrapped(Detector, TakesMetrics, ABC):
+    """Abstract. A detector that changes the answer of another one. Everything else is that of the wrapped detector.
 
     Args:
         detector: the wrapped detector.
@@ -142,40 +151,28 @@ class Wrapped(Detector, ABC):
         self.detector = detector
 
     @property
-    def addresses(self) -> bool:  # type: ignore[override]
-        return self.detector.addresses
+    def num_samples(self) -> int | None:  # type: ignore[override]
+        return self.detector.num_samples
 
     @property
     def space(self) -> Space:  # type: ignore[override]
         return self.detector.space
 
     @property
-    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
-        return self.detector.wanted_metrics
-
-    @property
     def collects(self) -> bool:  # type: ignore[override]
         return self.detector.collects
-
-    @property
-    def learns_first(self) -> bool:  # type: ignore[override]
-        return self.detector.learns_first
 
     @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.detector.refreshed_at_end
 
     @property
-    def reads(self) -> str | None:  # type: ignore[override]
-        return self.detector.reads
+    def guidance(self) -> Guidance:  # type: ignore[override]
+        return self.detector.guidance
 
     @property
-    def soft(self) -> bool:  # type: ignore[override]
-        return self.detector.soft
-
-    @property
-    def own_weight(self) -> float | None:  # type: ignore[override]
-        return self.detector.own_weight
+    def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return self.detector.wanted_metrics if isinstance(self.detector, TakesMetrics) else frozenset()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -197,10 +194,8 @@ class Wrapped(Detector, ABC):
         self.detector.refresh(features, progress)
 
     def on_metric(self, name: str, value: float) -> None:
+        assert isinstance(self.detector, TakesMetrics)
         self.detector.on_metric(name, value)
-
-    def set_loss_temperature(self, temperature: float) -> None:
-        self.detector.set_loss_temperature(temperature)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
@@ -211,16 +206,23 @@ class Wrapped(Detector, ABC):
 
 
 def unwrapped(detector: Detector | None) -> Detector | None:
-    """The detector inside of any number of wrappers."""
+    """The detector inside any number of wrappers."""
     while isinstance(detector, Wrapped):
         detector = detector.detector
     return detector
 
 
-class Elsewhere(Wrapped):
-    """The wrapped detector goes by the embeddings that `Pairs` has as its guide, one for each anchor, instead of those that are contrasted.
+def set_loss_temperature(detector: Detector, temperature: float) -> None:
+    """Sets the temperature of the loss, for a detector that uses it."""
+    inner = unwrapped(detector)
+    assert inner is not None
+    inner.loss_temperature = temperature
 
-    For a second head: its attraction follows what the first one finds similar."""
+
+class Elsewhere(Wrapped):
+    """The wrapped detector uses the embeddings that are the guide of `Pairs`, one for each anchor, instead of those that are contrasted.
+
+    For a second head, which attracts what is similar in the embedding of the first head."""
 
     paper: ClassVar[str] = "Zheng et al., ICCV 2021"
 
@@ -260,6 +262,9 @@ class StartAt(Wrapped):
         if update_from is not None and not 0 <= update_from <= epoch:
             raise ValueError(f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move before kin are flagged")
         self.start, self.update_from = epoch, epoch if update_from is None else update_from
+        inner = unwrapped(detector)
+        assert inner is not None
+        inner.first_epoch = self.update_from
 
     @property
     def leveled(self) -> bool:  # type: ignore[override]
@@ -276,20 +281,18 @@ class StartAt(Wrapped):
         return found if self.epoch >= self.start else Found((Roles(),), found.update)
 
     def due(self, epoch: int) -> bool:
-        """A refresh that was due before `update_from` is made up for at `update_from`."""
+        """If a refresh was due before `update_from`, it is due at `update_from`."""
         first = range(epoch + 1) if epoch == self.update_from else (epoch,)
         return epoch >= self.update_from and any(self.detector.due(each) for each in first)
 
     def silent_reason(self) -> str | None:
         if self.start >= self.num_epochs:
             return f"the detector starts in epoch {self.start}, counted from 0, of {self.num_epochs}; start it earlier"
-        if self.detector.learns_first and self.update_from >= self.num_epochs - 1:
-            return f"it learns only in the last of {self.num_epochs} epochs, and a first visit flags nothing; set an earlier `update_from`"
         return self.detector.silent_reason()
 
     def on_metric(self, name: str, value: float) -> None:
         if self.epoch >= self.start:
-            self.detector.on_metric(name, value - self.start if name == "epoch" else value)
+            super().on_metric(name, value - self.start if name == "epoch" else value)
 
     def __repr__(self) -> str:
         return f"StartAt({self.detector!r}, epoch={self.start}, update_from={self.update_from})"

@@ -6,29 +6,30 @@ Dimension key: R rows of a block, C candidates, N data set.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.shared_labels import members, refreshed_by
+from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 
 
 class Cave(Detector):
-    """Negatives are only the candidates of the anchor's own k-means cluster; nothing is flagged.
+    """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as kin.
 
-    An anchor whose cluster holds no other candidate keeps all its negatives. Before the first clustering all anchors do.
+    An anchor whose cluster contains no other candidate keeps all its negatives. Before the first clustering, all anchors do.
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: K, below N; a tuple: members of the anchor's cluster in any of several clusterings.
+        num_clusters: K, below N. With a tuple, there are several clusterings, and candidates of the anchor's cluster in any of them remain.
         every: epochs between two clusterings.
         seed: of the clusterings.
-        iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
+        iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
 
     State: the cluster of every sample, and the centroids.
 
@@ -41,7 +42,7 @@ class Cave(Detector):
 
     paper: ClassVar[str] = "Wu et al., ICLR 2021, appendix F"
     needs: ClassVar[str] = "clusters, refreshed each epoch"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Cave(Detector):
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
         self.num_samples, self.every = num_samples, every
-        self.clusters = ClusterLabels(
+        self.clusters = PseudoLabels(
             num_samples,
             None,
             num_clusters,
@@ -75,7 +76,8 @@ class Cave(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
-        return Found((Roles(drop=members(self.clusters, block, apart=True)),))
+        keys = same_cluster(self.clusters, block)
+        return Found((Roles(drop=None if keys is None else replace(keys, apart=True)),))
 
     def silent_reason(self) -> str | None:
         one = 1 in self.clusters.num_clusters
@@ -85,7 +87,7 @@ class Cave(Detector):
         return epoch % self.every == 0
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        refreshed_by(self.clusters, features)
+        cluster_again(self.clusters, features)
 
     def __repr__(self) -> str:
         own = {"every": self.every} if self.every != 1 else {}

@@ -60,7 +60,7 @@ class GloFND(Detector):
     paper: ClassVar[str] = "Balmaseda et al., ICML 2025"
     needs: ClassVar[str] = "alpha"
     leveled: ClassVar[bool] = True
-    addresses: ClassVar[bool] = True
+    num_samples: int
     alphas: Tensor | None
     drift: Tensor | None
 
@@ -99,15 +99,13 @@ class GloFND(Detector):
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"alpha": 0.01}
 
-    @property
-    def learns_first(self) -> bool:  # type: ignore[override]
-        return self.rule.name == "tracking" and self.rule.init == "one" and not self.shared
-
     def silent_reason(self) -> str | None:
         if not torch.as_tensor(self.alpha).any():
             return "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
-        if self.learns_first and self.num_epochs < 2:
-            return "the first visit of a sample flags nothing with `init` (='one') and there is one epoch; set `init` to 'quantile'"
+        first_visit_flags = self.rule.name != "tracking" or self.rule.init != "one" or self.shared
+        if not first_visit_flags and self.num_epochs - self.first_epoch < 2:
+            when = "there is one epoch" if self.num_epochs == 1 else f"it learns only in the last of {self.num_epochs} epochs"
+            return f"the first visit of a sample flags nothing with `init` (='one') and {when}; set `init` to 'quantile'"
         return None
 
     @property

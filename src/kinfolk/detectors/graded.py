@@ -27,12 +27,12 @@ class Graded(Wrapped):
         listed pairs with a similarity (Known)      degree = that similarity, in [0, 1]
         kin with degrees of their own (Hierarchy)   these
 
-    Kin of detectors that have nothing to make degrees of (Oracle, Components, one clustering without confidence, Known without
-    similarities, a hard Guide) stay as they are: attracted like kin with the degree 1, and with "reweight" given the `kin_weight`. Levels
-    that would each be a loss of their own become one answer. `eliminate` knows no degrees, so there nothing changes but that.
+    Kin of detectors without such a measure (Oracle, Components, one clustering without confidence, Known without similarities, a hard
+    Guide) stay as they are: they are attracted with the degree 1, and have the `kin_weight` with "reweight". Levels that would each be a
+    separate loss become one answer. `eliminate` does not use degrees, so only the levels change.
 
     Args:
-        detector: the wrapped one.
+        detector: the wrapped detector.
 
     Example:
         >>> from kinfolk.detectors.fnc import FNC

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, Guidance
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import check_safetensors, first_line
 from kinfolk.kinship import Mask, Roles, greater
@@ -111,16 +111,12 @@ class Guide(Detector):
         return {} if any(given.get(name) is not None for name in ("alpha", "margin", "temperature")) else {"alpha": 0.1}
 
     @property
-    def addresses(self) -> bool:  # type: ignore[override]
-        return self.features is not None
+    def num_samples(self) -> int | None:  # type: ignore[override]
+        return None if self.features is None else len(self.features)
 
     @property
-    def reads(self) -> str | None:  # type: ignore[override]
-        return "modality" if self.features is None else None
-
-    @property
-    def soft(self) -> bool:  # type: ignore[override]
-        return self.temperature is not None
+    def guidance(self) -> Guidance:  # type: ignore[override]
+        return Guidance(reads="modality" if self.features is None else None, soft=self.temperature is not None)
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:

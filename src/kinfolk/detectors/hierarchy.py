@@ -1,4 +1,4 @@
-"""Hierarchy: kin and their degrees follow from the levels of RCL's online clustering. Tang et al., ECCV 2022, section 4.3 and equation 9.
+"""Hierarchy: kin share a cluster of RCL's online clustering, to a degree. Tang et al., ECCV 2022, section 4.3 and equation 9.
 
 Dimension key: R rows of a block, C candidates, H levels, N data set, B samples of a step, V views, D embedding.
 """
@@ -6,6 +6,7 @@ Dimension key: R rows of a block, C candidates, H levels, N data set, B samples 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -18,28 +19,29 @@ from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.hierarchy_update import Rule
 from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import Keys, Roles
+from kinfolk.detectors.shared_labels import same_label
+from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 
 
 class Hierarchy(Detector):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step refines.
 
-    For `reweight` the degree of kinship is the share of all H levels, level 1 among them, at which the two agree (P_c of equation 9): the
-    nearer, the less of a negative. Nothing is flagged before the hierarchy starts.
+    The degree of kinship is the share of all H levels, including level 1, at which the two share a cluster (P_c of equation 9). With
+    `reweight`, kin of a higher degree count less as negatives. Nothing is flagged before the hierarchy starts.
 
     Args:
         num_samples: N.
-        levels: H; level 1 is every sample its own.
-        level: at which level, counted from 1, a shared cluster means kin; None: the highest. At level 1 nothing is flagged.
+        levels: H; at level 1 every sample is its own cluster.
+        level: the level, counted from 1, at which a shared cluster means kin; None: the highest. At level 1 nothing is flagged.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing; None: as fits the embeddings it starts from, see `fitting_radii`.
+        radii: of DBSCAN for the levels 2 … H, growing; None: fitted to the first embeddings, see `fitting_radii`.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
-            With each epoch a radius that was fitted becomes the one at which as many samples are cores as at the start.
+            In every epoch, fitted radii are set to those at which as many samples are cores as at the start.
         parts, rule, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
-    State: the hierarchy, its radii where they are fitted, and whether it has started.
+    State: the hierarchy, its radii if they are fitted, and whether it has started.
 
     Example:
         >>> detector = Hierarchy(num_samples=4, levels=2, radii=[0.3], min_samples=2)
@@ -50,7 +52,7 @@ class Hierarchy(Detector):
 
     paper: ClassVar[str] = "Tang et al., ECCV 2022"
     needs: ClassVar[str] = "one DBSCAN of all samples"
-    addresses: ClassVar[bool] = True
+    num_samples: int
     on_host = ("started",)
     started: Tensor
 
@@ -77,6 +79,7 @@ class Hierarchy(Detector):
             raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
         if min_samples > num_samples:
             raise ValueError(f"`min_samples` (={min_samples}) must be at most the number of samples (={num_samples})")
+        self.num_samples = num_samples
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
         similarity = _similarity(radii or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
@@ -95,21 +98,18 @@ class Hierarchy(Detector):
     def find(self, block: Block) -> Found:
         if not self.started or self.level == 1:
             return Found((Roles(),))
-        key_HR, key_HC = self.clusters.labels_of(block.row_ids), self.clusters.labels_of(block.candidate_ids)
-        return Found((Roles(kin=Keys(key_HR, key_HC, level=self.level - 1, graded=True)),))
+        keys = same_label(self.clusters.labels_of, self.clusters.num_samples, block)
+        return Found((Roles(kin=replace(keys, level=self.level - 1, graded=True)),))
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
-        """Once it has started: the start itself goes by the features of all samples."""
+        """True once it has started. The start itself uses the features of all samples."""
         return bool(self.started)
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
-        """Refines the clusters of this step's samples, each with the mean of its views. What is split and merged depends on values, so the
-        host waits for an accelerator here."""
-        if sound is not None and not bool(sound):
-            return
+        """Refines the clusters of this step's samples, each with the mean of its views."""
         self._follow_radii()
-        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors)
+        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, sound)
 
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
@@ -126,13 +126,15 @@ class Hierarchy(Detector):
         return None
 
     def follow(self, epoch: int) -> None:
-        """Takes the radii that σ_m goes by from the features it holds, once in an epoch, whether or not it was interrupted."""
+        """Fits the radii that σ_m depends on to the current features, once per epoch, also if the epoch is interrupted and resumed. All
+        ranks continue with the hierarchy of rank zero."""
         self.epoch = epoch
-        if self.started and self.merge_similarity is None and int(self.radii.epoch) != epoch:
-            self.radii.follow(self.clusters.tree.features)
+        if self.started and int(self.radii.epoch) != epoch:
+            self.clusters.share()
+            if self.merge_similarity is None:
+                self.radii.follow(self.clusters.tree.features.to(self.clusters.tree.device))
+                distributed.overwrite_from_rank_zero([self.radii.fitted], self.clusters.tree.device)
             self.radii.epoch.fill_(epoch)
-            if distributed.world_size() > 1:
-                dist.broadcast(self.radii.fitted, 0)
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -141,15 +143,14 @@ class Hierarchy(Detector):
             shape = None if features is None else tuple(features.shape)
             raise ValueError(f"`features` (={shape}) must have the shape ({self.clusters.num_samples}, any): all samples in data-set order")
         require_finite(features)
-        features = features.to(self.clusters.tree.parent.device)
+        features = features.to(self.clusters.tree.device)
         labels_HN = torch.arange(len(features), device=features.device).repeat(self.clusters.levels, 1)
         if self.clusters.levels > 1 and distributed.is_rank_zero():
             with distributed.threads_of_waiting_ranks():
                 labels_HN[1:] = dbscan(features, self.radii.fit(features), min_samples=self.min_samples)
         if distributed.world_size() > 1:
             dist.broadcast(labels_HN, 0)
-            dist.broadcast(self.radii.fitted, 0)
-            dist.broadcast(self.radii.shares, 0)
+            distributed.overwrite_from_rank_zero([self.radii.fitted, self.radii.shares], features.device)
         self.radii.epoch.fill_(self.epoch)
         self.clusters.start(labels_HN, features)
         self.started.fill_(True)
@@ -159,7 +160,7 @@ class Hierarchy(Detector):
         return level_figures(self.clusters.labels) if self.started else {}
 
     def _follow_radii(self) -> None:
-        """Where σ_m goes by radii that were fitted, here or before a resume."""
+        """Sets σ_m by the radii, if it is not given and they are known."""
         if self.merge_similarity is None and self.radii.values is not None:
             self.clusters.merge_similarity = _similarity(self.radii.values)
 
@@ -171,6 +172,6 @@ class Hierarchy(Detector):
 
 
 def _similarity(radii: Sequence[float]) -> tuple[float, ...]:
-    """A little below that of two samples r apart, 1 − r² / 2: there clusters may dissolve, as views of a sample differ too and a split is
-    tried with every step; much below it one may swallow the others."""
+    """A little below the similarity 1 − r² / 2 of two samples at the distance r. At that similarity clusters may dissolve, because views
+    of a sample differ too and a split is tried in every step. Much below it, one cluster may absorb the others."""
     return tuple(max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii)

@@ -5,30 +5,24 @@ Dimension key: N data set, D features, L levels, K clusters, R rows of a block, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk import distributed
 from kinfolk.clustering.confidence import (
     Confidence,
     Schedule,
-    accepted,
-    centroid_distance,
     check_acceptance,
     cluster_confidence,
     last_clustering,
     rate_at,
     sample_confidence,
 )
-from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.detectors.shared_labels import same_label
+from kinfolk.detectors.shared_labels import same_cluster
 from kinfolk.kinship import Confidence as KeyConfidence
 from kinfolk.kinship import Keys, Roles
 from kinfolk.pairs import Block
@@ -36,13 +30,13 @@ from kinfolk.stores.per_sample import Collected, size_differs
 
 Source = Literal["pass", "bank"]
 USUAL_TEMPERATURE = 0.2
-"""t of the confidence for a detector that no objective was built with: MoCo v2's."""
+"""t of the confidence for a detector without an objective: that of MoCo v2."""
 
 
 class IFND(Detector):
-    """Kin are the candidates of the anchor's own k-means cluster, as far as both labels are accepted; more are, the longer it trains.
+    """Kin are the candidates of the anchor's k-means cluster, if both labels are accepted. The accepted share grows during training.
 
-    At each refresh all samples' features are clustered, once for each k; a label's confidence is (equation 2)
+    At each refresh the features of all samples are clustered, once for each k. The confidence of a label is (equation 2)
 
         κ_i = exp(cos(z_i, c_{y_i}) / t) / Σ_j exp(cos(z_i, c_j) / t)
 
@@ -51,26 +45,26 @@ class IFND(Detector):
     are accepted. A sample that is not accepted has no kin. Each k is a level, and the loss is the mean over levels. Before the first
     refresh nothing is flagged: the loss is that without a detector, bit for bit.
 
-    In a training it is refreshed before every `every`-th epoch, as far as the rate is above 0, and once more after the last epoch, so that
-    its labels describe the finished encoder. With "linear" the last refresh before an epoch has the final rate. Where `every` is not
-    below the number of epochs, "linear" and "step" flag nothing: there is no epoch that such a refresh would come before.
+    In a training it is refreshed before every `every`-th epoch, if the rate is above 0, and once more after the last epoch, so that its
+    labels describe the final encoder. With "linear" the last refresh before an epoch has the final rate. If `every` is not below the
+    number of epochs, "linear" and "step" flag nothing, because there is no refresh with a rate above 0 before an epoch.
 
     Args:
         num_samples: N; ids are in [0, N).
         num_clusters: k of each level, below N; a number: of the only level. None: N/500, three and ten times that, which are the paper's
             for CIFAR-100.
-        schedule, final_rate: how the accepted share grows, and to what.
+        schedule, final_rate: how the accepted share grows, and its final value.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
         every: epochs between two refreshes; well below the number of epochs.
         space: what is clustered: "projected" embeddings, or the encoder's "features".
-        source: "pass" embeds all samples without augmentation before an epoch; "bank" takes the mean over views of each sample's embedding
-            as it was last computed in training, which costs nothing more. A sample that was not seen yet has no kin.
+        source: "pass" embeds all samples without augmentation before an epoch; "bank" uses the mean over views of each sample's embedding
+            as it was last computed in training, at no extra cost. A sample that was not seen yet has no kin.
         temperature: t of the confidence; None: that of the loss (equations 1 and 2 have one temperature). The objective that is built with
             the detector sets it; a training takes a learned one as it is at the refresh; 0.2 without an objective.
         step_at: share of the training after which "step" accepts.
         seed: of k-means.
         warm_start: k-means goes on from the last centroids, with `warm_iterations`.
-        iterations, warm_iterations, points_per_cluster: of k-means, see `ClusterLabels`. The published code of PCL, whose procedure the
+        iterations, warm_iterations, points_per_cluster: of k-means, see `PseudoLabels`. The published code of PCL, whose procedure the
             paper follows, has 20 iterations, always anew, and 1,000 points.
 
     State: labels, clusters, centroids, confidence; with "bank" the embeddings.
@@ -88,9 +82,7 @@ class IFND(Detector):
 
     paper: ClassVar[str] = "Chen et al., ICLR 2022"
     needs: ClassVar[str] = "clusters, refreshed each epoch"
-    addresses: ClassVar[bool] = True
-    labels: Tensor
-    confidence: Tensor
+    num_samples: int
 
     def __init__(
         self,
@@ -126,11 +118,12 @@ class IFND(Detector):
         self.schedule, self.final_rate, self.measure, self.every, self.space = schedule, final_rate, confidence, every, space
         self.source, self.temperature, self.step_at, self.seed, self.warm_start = source, temperature, step_at, seed, warm_start
         chosen = usual_clusters(num_samples) if num_clusters is None else num_clusters
-        self.clusters = ClusterLabels(
+        self.clusters = PseudoLabels(
             num_samples,
             None,
             chosen,
             seed=seed,
+            accepts=True,
             warm_start=warm_start,
             iterations=iterations,
             warm_iterations=warm_iterations,
@@ -140,10 +133,17 @@ class IFND(Detector):
         self.num_samples, self.num_clusters = num_samples, self.clusters.num_clusters
         self.collects = source == "bank"
         self.collected = Collected(num_samples) if self.collects else None
-        self.register_buffer("labels", self._alone())
-        self.register_buffer("confidence", torch.zeros(len(self.num_clusters), num_samples))
-        self._number_L1, self._anybody = torch.tensor(self.num_clusters).unsqueeze(1), False
-        self._highest_L = torch.ones(len(self.num_clusters))
+
+    @property
+    def labels(self) -> Tensor:
+        """(L, N) the pseudo-labels; a sample whose label is not accepted has one of its own."""
+        return self.clusters.distinct
+
+    @property
+    def confidence(self) -> Tensor:
+        """(L, N) the confidence of the clusters, 0 before the first refresh."""
+        assert self.clusters.confidence is not None
+        return self.clusters.confidence
 
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
@@ -156,9 +156,6 @@ class IFND(Detector):
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.rate(1.0) > 0
 
-    def set_loss_temperature(self, temperature: float) -> None:
-        self.loss_temperature = temperature
-
     def silent_reason(self) -> str | None:
         if round(self.final_rate * self.num_samples) < 2:
             return f"`final_rate` (={self.final_rate}) accepts fewer than two of {self.num_samples} labels; choose a higher rate"
@@ -168,13 +165,15 @@ class IFND(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
-        if not self._anybody:
+        keys = same_cluster(self.clusters, block)
+        if keys is None:
             return Found((Roles(),))
-        return Found(tuple(Roles(kin=self._level(block, level)) for level in range(len(self.labels))))
+        return Found(tuple(Roles(kin=self._level(keys, block, level)) for level in range(len(self.num_clusters))))
 
-    def _level(self, block: Block, level: int) -> Keys:
-        sure = KeyConfidence(self.confidence[level], self._highest_L[level], block.row_ids, block.candidate_ids)
-        return replace(same_label(self.labels, block, level), confidence=(sure,))
+    def _level(self, keys: Keys, block: Block, level: int) -> Keys:
+        assert self.clusters.highest is not None
+        sure = KeyConfidence(self.confidence[level], self.clusters.highest[level], block.row_ids, block.candidate_ids)
+        return Keys(keys.key_LR[level : level + 1], keys.key_LC[level : level + 1], confidence=(sure,))
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
         assert self.collected is not None
@@ -189,55 +188,34 @@ class IFND(Detector):
             features = self.collected.features[ids_S]
         if features is None:
             raise ValueError("`features` must be given: only with `source` (='bank') they are collected")
-        labels_LN, confidence_LN = self._alone().to(self.labels.device), torch.zeros_like(self.confidence)
-        if rate > 0 and (ids_S is None or len(ids_S) > max(self.num_clusters)):
-            unit_SD = F.normalize(features.to(self.labels.device, torch.float32), dim=1)
-            self.clusters.refresh(unit_SD, ids_S)
-            ids_S = torch.arange(self.num_samples, device=self.labels.device) if ids_S is None else ids_S
-            for level in range(len(self.num_clusters)):
-                cluster_S = self.clusters.labels[level, ids_S]
-                centroids_KD = self.clusters.level(level).to(unit_SD.dtype)
-                confidence_S = self._confidence(unit_SD, centroids_KD, cluster_S)
-                accepted_S = accepted(confidence_S, rate, centroid_distance(unit_SD, centroids_KD, cluster_S))
-                confidence_LN[level, ids_S] = confidence_S
-                labels_LN[level, ids_S[accepted_S]] = cluster_S[accepted_S]
-        if distributed.world_size() > 1:
-            for result in (labels_LN, confidence_LN):
-                dist.broadcast(result, 0)
-        self.labels.copy_(labels_LN)
-        self.confidence.copy_(confidence_LN)
-        self._changed()
+        if rate == 0 or (ids_S is not None and len(ids_S) <= max(self.num_clusters)):
+            self.clusters.set_acceptance()
+            return
+        unit_SD = F.normalize(features.to(self.clusters.labels.device, torch.float32), dim=1)
+        self.clusters.refresh(unit_SD, ids_S)
+        self.clusters.accept(unit_SD, rate, self._confidence, ids_S)
 
-    def _confidence(self, unit_SD: Tensor, centroids_KD: Tensor, cluster_S: Tensor) -> Tensor:
+    def _confidence(self, unit_SD: Tensor, centroids_KD: Tensor, cluster_S: Tensor, level: int) -> Tensor:
         if self.measure == "cluster":
             return cluster_confidence(unit_SD, centroids_KD, cluster_S)
         temperature = self.loss_temperature if self.temperature is None else self.temperature
         return sample_confidence(unit_SD, F.normalize(centroids_KD, dim=1), cluster_S, temperature)
 
-    def _alone(self) -> Tensor:
-        """(L, N) labels that no two samples share: behind those of the level's clusters."""
-        return torch.arange(self.num_samples) + torch.tensor(self.num_clusters).unsqueeze(1)
-
-    def _changed(self) -> None:
-        self._number_L1 = self._number_L1.to(self.labels.device)
-        self._anybody = bool((self.labels < self._number_L1).any())
-        highest_L = self.confidence.amax(1)
-        self._highest_L = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> IFND:
-        before = self.confidence
-        super()._apply(fn, recurse)
-        self.confidence = before.to(self.confidence.device)  # a cast meant for weights does not concern it
-        self._changed()
-        return self
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}labels"], destination[f"{prefix}confidence"] = self.labels, self.confidence
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        levels, num_samples = self.labels.shape
-        saved, advice = state_dict.get(f"{prefix}labels"), "use the same data set and numbers of clusters"
-        if size_differs(f"{prefix}labels", saved, others[-1], advice, levels=levels, num_samples=num_samples):
+        missing, (levels, num_samples) = others[2], self.labels.shape
+        advice = "use the same data set and numbers of clusters"
+        labels, confidence = (state_dict.pop(f"{prefix}{name}", None) for name in ("labels", "confidence"))
+        if labels is None or confidence is None:
+            missing += [f"{prefix}{name}" for name, value in (("labels", labels), ("confidence", confidence)) if value is None]
+        elif size_differs(f"{prefix}labels", labels, others[-1], advice, levels=levels, num_samples=num_samples):
             return
+        else:
+            self.clusters.set_acceptance(labels < labels.new_tensor(self.num_clusters).unsqueeze(1), confidence)
         super()._load_from_state_dict(state_dict, prefix, *others)
-        self._changed()
 
     def __repr__(self) -> str:
         return (

@@ -47,7 +47,7 @@ class Known(Detector):
 
     paper: ClassVar[str] = "pairs found beforehand, as by `kinfolk audit`"
     needs: ClassVar[str] = "pairs (--known-kin FILE)"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(
         self,

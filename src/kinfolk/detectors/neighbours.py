@@ -10,9 +10,9 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor
 
-from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Found, Space
-from kinfolk.detectors.shared_labels import members, refreshed_by
+from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
 
@@ -25,26 +25,26 @@ class Neighbours(Detector):
 
         C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor
 
-    Candidates outside of B_i are dropped, kin or not; those at exactly the last similarity all stay. Before the first `refresh` nothing
-    is flagged.
+    Candidates outside of B_i are dropped, kin or not; all candidates at exactly the last similarity stay. Nothing is flagged before the
+    first `refresh`.
 
     Args:
         num_samples: N.
         num_clusters: of each clustering; None: one for every 43 samples, as in the paper.
-        num_clusterings: L, which differ in their seed.
-        num_background: size of B_i; all candidates where there are no more, or with None.
+        num_clusterings: L clusterings with different seeds.
+        num_background: size of B_i. All candidates if there are no more, or with None.
         every: epochs between two clusterings.
         space: what is clustered: "projected" embeddings (a bank's, where the framework keeps one) or the encoder's "features".
         warm_start: clusterings start from the last centroids.
         seed: of the clusterings.
-        iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
+        iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
 
     State: the labels and centroids of all clusterings.
     """
 
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
     needs: ClassVar[str] = "clusters, refreshed each epoch"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Neighbours(Detector):
         self.num_samples, self.num_background, self.every, self.space = num_samples, num_background, every, space
         self.num_clusters = max(1, num_samples // USUAL_SIZE) if num_clusters is None else num_clusters
         self.num_clusterings, self.warm_start, self.seed = num_clusterings, warm_start, seed
-        self.clusters = ClusterLabels(
+        self.clusters = PseudoLabels(
             num_samples,
             None,
             (self.num_clusters,) * num_clusterings,
@@ -82,13 +82,13 @@ class Neighbours(Detector):
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:
-        return Found((Roles(kin=members(self.clusters, block), drop=distant(block.sim_RC, self.num_background)),))
+        return Found((Roles(kin=same_cluster(self.clusters, block), drop=distant(block.sim_RC, self.num_background)),))
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        refreshed_by(self.clusters, features)
+        cluster_again(self.clusters, features)
 
     def __repr__(self) -> str:
         shown: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Oracle: the labels themselves say what is kin. A detector without mistakes, and the reference for precision and recall.
+"""Oracle: kin are the samples with the same true label. A detector without mistakes, and the upper bound for all others.
 
 Dimension key: R rows of a block, C candidates, N data set.
 """
@@ -36,7 +36,7 @@ class Oracle(Detector):
 
     paper: ClassVar[str] = "true labels; attracted: Khosla et al., NeurIPS 2020"
     needs: ClassVar[str] = "labels"
-    addresses: ClassVar[bool] = True
+    num_samples: int
 
     def __init__(self, labels: Tensor | None = None, labels_file: str | Path | None = None) -> None:
         super().__init__()
@@ -46,11 +46,16 @@ class Oracle(Detector):
             raise UsageError("the oracle needs labels and the data has none; use labelled data, --labels-from-folders, or `labels_file`")
         if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool or not len(labels):
             raise ValueError(f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be integers of the shape (num_samples,)")
+        self.num_samples = len(labels)
         self.labels: Tensor
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 
     def find(self, block: Block) -> Found:
-        return Found((Roles(kin=same_label(self.labels.unsqueeze(0), block, why="there are that many `labels`")),))
+        return Found((Roles(kin=same_label(self.labels_of, len(self.labels), block, why="there are that many `labels`")),))
+
+    def labels_of(self, ids: Tensor) -> Tensor:
+        """(1, …) the labels of some samples."""
+        return self.labels[ids].unsqueeze(0)
 
     def silent_reason(self) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())

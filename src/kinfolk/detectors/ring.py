@@ -22,11 +22,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from kinfolk.clustering.labels import ClusterLabels
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.clustering.labels import PseudoLabels
+from kinfolk.detectors.base import Detector, Found, TakesMetrics
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.selection import SMALL, Cut, cut
-from kinfolk.detectors.shared_labels import members, refreshed_by
+from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Form, Interval, Mask, Roles, others
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Exact
@@ -34,7 +34,7 @@ from kinfolk.stores.per_sample import Exact
 Bounds = Literal["exact", "learned"]
 
 
-class Ring(Detector):
+class Ring(Detector, TakesMetrics):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
     The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its negatives. Those from ⌊upper·n⌋ on, too
@@ -74,7 +74,6 @@ class Ring(Detector):
 
     paper: ClassVar[str] = "Wu et al., ICLR 2021"
     needs: ClassVar[str] = "lower, upper"
-    variants: ClassVar[Mapping[str, Mapping[str, object]]] = {"learned": {"boundaries": "learned"}}
 
     def __init__(
         self,
@@ -106,14 +105,15 @@ class Ring(Detector):
             raise ValueError("`num_samples` must be given for learned boundaries and for clusters: they are kept by sample id")
         if every < 1:
             raise ValueError(f"`every` (={every}) must be at least 1")
-        self.final_upper, self.start_upper, self.num_samples, self.draw, self.every = upper, start_upper, num_samples, draw, every
+        self.final_upper, self.start_upper, self.draw, self.every = upper, start_upper, draw, every
+        self.num_samples = num_samples if boundaries == "learned" or num_clusters is not None else None
         self.anneal = Anneal(anneal, start_lower, lower, anneal_epochs, anneal_jumps)
         if start_upper is not None and anneal == "none":
             raise ValueError(f"`start_upper` (={start_upper}) must be None with `anneal` (='none'): the bounds then never move")
         if start_upper is not None and not start_lower < start_upper <= 1:
             raise ValueError(f"`start_upper` (={start_upper}) must be above `start_lower` (={start_lower}) and at most 1")
         self.boundaries = Boundaries(num_samples or 0) if boundaries == "learned" else None
-        self.clusters = None if num_clusters is None else ClusterLabels(num_samples or 0, None, num_clusters, seed=seed)
+        self.clusters = None if num_clusters is None else PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -132,10 +132,6 @@ class Ring(Detector):
     def upper(self) -> float:
         """The present upper share."""
         return self.final_upper if self.start_upper is None else self.anneal.between(self.start_upper, self.final_upper)
-
-    @property
-    def addresses(self) -> bool:  # type: ignore[override]
-        return self.boundaries is not None or self.clusters is not None
 
     @property
     def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
@@ -168,7 +164,7 @@ class Ring(Detector):
         if self.clusters is None:
             close_RC = torch.zeros_like(kept_RC) if close is None else close.mask(block.sim_RC) > 0
             return Roles(kin=close, drop=Mask(~(kept_RC | close_RC)))
-        kin = members(self.clusters, block)
+        kin = same_cluster(self.clusters, block)
         kin_RC = torch.zeros_like(kept_RC) if kin is None else kin.mask(block.sim_RC) > 0
         bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
         return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
@@ -188,7 +184,7 @@ class Ring(Detector):
         return self.clusters is not None and epoch % self.every == 0
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        refreshed_by(self.clusters, features)
+        cluster_again(self.clusters, features)
 
     def __repr__(self) -> str:
         shown: dict[str, object] = {"lower": self.anneal.final, "upper": self.final_upper}

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, Guidance
 from kinfolk.kinship import Mask, Roles
 from kinfolk.pairs import LEFT_OUT, Action, Block
 
@@ -27,7 +27,7 @@ class Teacher(Detector):
     With `reweight` the degrees are taken from the weights of the negatives; "eliminate" is refused.
 
     The framework has the teacher: `simclr` and `sogclr` keep a slow copy of encoder and head, which sees a third, weak view; for `moco`
-    and `mocov3` it is the momentum encoder. Without a teacher, as for a bare loss, the similarities of the block stand in for it. No
+    and `mocov3` it is the momentum encoder. Without a teacher, as for a bare loss, the similarities of the block are used instead. No
     state of its own.
 
     Args:
@@ -43,8 +43,6 @@ class Teacher(Detector):
     paper: ClassVar[str] = "Denize et al., WACV 2023; Zheng et al., NeurIPS 2021"
     needs: ClassVar[str] = "a third, weak view (simclr, sogclr)"
     usual_action: ClassVar[Action] = "attract"
-    reads = "teacher"
-    soft = True
 
     def __init__(self, temperature: float = 0.05, own_weight: float = 0.5, momentum: float | None = None) -> None:
         super().__init__()
@@ -55,6 +53,7 @@ class Teacher(Detector):
         if momentum is not None and not 0 <= momentum < 1:
             raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the teacher would never learn")
         self.temperature, self.own_weight, self.momentum = temperature, own_weight, momentum
+        self.guidance = Guidance(reads="teacher", soft=True, own_weight=own_weight)
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.detectors.base import Detector, Space
+from kinfolk.detectors.base import Detector, Space, wants
 from kinfolk.objectives import Objective
 from kinfolk.objectives.base import unit
 from kinfolk.stats import Stats
@@ -54,7 +54,7 @@ class Framework(OnHost, ABC):
     weak_views: tuple[int, ...] = ()
     """Which of its views are cropped and flipped alone."""
     guides: ClassVar[frozenset[str]] = frozenset()
-    """What it can hand over to a detector as the guide of `Pairs`; see `Detector.reads`."""
+    """What it can hand over to a detector as the guide of `Pairs`; see `Guidance.reads`."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings of other frameworks that make no sense here, each with the reason; usually those of its loss."""
     view_options: ClassVar[Mapping[str, object]] = {}
@@ -168,10 +168,10 @@ class Framework(OnHost, ABC):
         return next((reason for detector in self.detectors if (reason := detector.silent_reason()) is not None), None)
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric, "epoch" or "knn", on all ranks; see `Detector.wanted_metrics`."""
+        """Called with a training metric, "epoch" or "knn", on all ranks; see `TakesMetrics`."""
         for detector in self.detectors:
-            if name in detector.wanted_metrics:
-                detector.on_metric(name, value)
+            if (listener := wants(detector, name)) is not None:
+                listener.on_metric(name, value)
 
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Sets the epoch, counted from 0, for schedules and warm-ups."""

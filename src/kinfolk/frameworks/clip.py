@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from kinfolk.detectors.base import set_loss_temperature
 from kinfolk.frameworks.base import Framework, OwnRate
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective, SigLIPLoss, SogCLR
 from kinfolk.objectives.base import Shared
@@ -79,7 +80,7 @@ class ImageText(Framework, ABC):
     def _update_detector_temperature(self) -> None:
         """Passes the current temperature to the detectors, because a learned one changes."""
         for detector in self.detectors:
-            detector.set_loss_temperature(self.temperature)
+            set_loss_temperature(detector, self.temperature)
 
     def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""

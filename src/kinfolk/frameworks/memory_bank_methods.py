@@ -1,17 +1,12 @@
-"""IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018; the loss is
-equation 3 of Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021.
+"""Methods that contrast one view of each sample with a memory bank: IR, CMC and LA.
 
-Dimension key: B batch, D embedding, N data set, K drawn candidates.
+- IR, instance discrimination: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, CVPR 2018. The loss is
+  equation 3 of Wu et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021.
+- CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two views. The loss is the sum of two losses
+  of IR with the banks swapped, as in section 2 of the ICLR paper.
+- LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3.
 
-CMC: Tian et al., Contrastive Multiview Coding, ECCV 2020, with lightness and colour as the two views, in the form of Wu et al.,
-Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, section 2: the sum of two
-instance-discrimination losses (their equation 3) with the banks swapped.
-
-Dimension key: V views, B batch, D embedding of one part, N data set, K drawn candidates.
-
-LA, local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3.
-
-Dimension key: B batch, D embedding, N data set.
+Dimension key: V views, B batch, D embedding (of one part, for CMC), N data set, K drawn candidates.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC
 from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
@@ -95,10 +96,23 @@ class MomentumCopy(nn.Module):
         return f"momentum={self.base_momentum}" + ("" if self.schedule == "constant" else f", schedule={self.schedule!r}")
 
 
+class MomentumFramework(Framework, ABC):
+    """Abstract. A framework with a `MomentumCopy` of its encoder and head."""
+
+    slow: MomentumCopy
+
+    def after_step(self) -> None:
+        self.slow.follow(self.encoder, self.head)
+
+    def set_progress(self, epoch: int, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        self.slow.set_progress(epoch, num_epochs)
+
+
 ClusterEncoder = Literal["query", "momentum"]
 
 
-class MoCo(Framework):
+class MoCo(MomentumFramework):
     """Contrasts the query of the first view with a queue of keys from earlier batches, made by a momentum encoder.
 
         loss_i = −q_i·k_i / t + log( exp(q_i·k_i / t) + Σ_{j in queue, not of sample i} w_ij exp(q_i·k_j / t) )
@@ -175,18 +189,11 @@ class MoCo(Framework):
     def refresh_model(self) -> nn.Module:
         return self if self.cluster_encoder == "query" else self.slow
 
-    def after_step(self) -> None:
-        self.slow.follow(self.encoder, self.head)
-
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self.slow.set_progress(epoch, num_epochs)
-
 
 def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     """Whether the keys are to be the teacher of the objective's detector."""
     detector = objective.detector
-    taught = detector is not None and detector.reads == "teacher"
+    taught = detector is not None and detector.guidance.reads == "teacher"
     if taught and symmetric:
         raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
     if taught and getattr(teacher_of(detector), "momentum", None) is not None:
@@ -200,7 +207,7 @@ def teacher_of(detector: Detector | None) -> Teacher | None:
     return inner if isinstance(inner, Teacher) else None
 
 
-class MoCoV3(Framework):
+class MoCoV3(MomentumFramework):
     """Contrasts the prediction of each view with the keys of the other views of the batch, made by a momentum encoder, without a queue.
 
         loss = ½ Σ_{(a, b) = (1, 2), (2, 1)} mean_i ( −q_i^a·k_i^b / t + log( exp(q_i^a·k_i^b / t) + Σ_{j ≠ i} w_ij exp(q_i^a·k_j^b / t) ) )
@@ -260,11 +267,4 @@ class MoCoV3(Framework):
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, D) unit-norm embeddings of the momentum encoder, from which the candidates are made."""
-        return F.normalize(self.slow(images), dim=-1)
-
-    def after_step(self) -> None:
-        self.slow.follow(self.encoder, self.head)
-
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self.slow.set_progress(epoch, num_epochs)
+        return self.slow.embed(images)

@@ -1,15 +1,12 @@
-"""The base of NNCLR and RCL: a momentum encoder, predictors, and a support queue from which the keys of an anchor are retrieved. Tang et
-al., Relative Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, Figure 2.
+"""NNCLR, and the base that it shares with RCL.
 
-An entry of the anchor's own sample is never retrieved. If there is no other entry, the place is −1.
+- The base has a momentum encoder, predictors, and a support queue from which the keys of an anchor are retrieved: Tang et al., Relative
+  Contrastive Loss for Unsupervised Representation Learning, ECCV 2022, Figure 2. An entry of the anchor's own sample is never retrieved.
+- NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations, ICCV 2021,
+  equations 1 to 4, in the form of Tang et al.: RCL with one criterion and the nearest neighbour as the key.
 
 Dimension key: V views (2), B batch, A = B·V rows, sample-major, D embedding, H criteria, P predictors (1 or H), K keys, S support queue,
 N data set.
-
-NNCLR: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations, ICCV 2021,
-equations 1 to 4, in the form used for comparison by Tang et al., ECCV 2022: RCL with one criterion and the nearest neighbour as the key.
-
-Dimension key: A rows (both views of the batch), D embedding, K = 1 key, H = 1 criterion.
 """
 
 from __future__ import annotations
@@ -26,14 +23,13 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.errors import warn_if_queue_too_large
-from kinfolk.frameworks.base import Framework
-from kinfolk.frameworks.moco import MomentumCopy, MomentumSchedule
+from kinfolk.frameworks.moco import MomentumCopy, MomentumFramework, MomentumSchedule
 from kinfolk.models.heads import embedding_size, prediction_head
 from kinfolk.objectives import RelativeContrast
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import StepRandom, finite, skips
+from kinfolk.stores.per_sample import StepRandom, finite, sent, skips
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -48,7 +44,7 @@ class RowRandom(StepRandom):
         if distributed.world_size() > 1:
             sizes = distributed.batch_sizes(number, device)
             first, total = sum(sizes[: dist.get_rank()]), sum(sizes)
-        return torch.rand(total, generator=self.generator(), dtype=torch.float64)[first : first + number].to(device, non_blocking=True)
+        return sent(torch.rand(total, generator=self.generator(), dtype=torch.float64)[first : first + number], device)
 
 
 def cluster_mates(
@@ -104,7 +100,7 @@ def nearest(keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> 
     return torch.cat(found).unsqueeze(1)
 
 
-class SupportFramework(Framework, ABC):
+class SupportFramework(MomentumFramework, ABC):
     """Abstract. Contrasts the predictions of both views with retrieved keys and with the whole support queue.
 
     Each criterion has a predictor, or all share one. The negatives are the entries of the queue before the step, without the anchor's own
@@ -148,8 +144,9 @@ class SupportFramework(Framework, ABC):
 
         `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not change the state."""
 
-    def learn(self, keys: Tensor, ids: Tensor) -> None:
-        """Called once per training step after a finite loss, with the keys of this rank. Default: does nothing."""
+    def learn(self, keys: Tensor, ids: Tensor, sound: Tensor) -> None:
+        """Called once per training step with the keys of this rank and whether the loss is finite. On a CPU it is not called after a loss
+        that is not finite. Default: does nothing."""
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         ids = integer_ids(ids, views.device)
@@ -179,19 +176,12 @@ class SupportFramework(Framework, ABC):
             sound = finite(loss)  # of the joined batch, so all ranks agree
             self.queue.push(keys, row_ids, sound)
             if not skips(sound):
-                self.learn(keys, row_ids)
+                self.learn(keys, row_ids, sound)
         return loss
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, D) unit-norm embeddings of the momentum encoder, as in the queue."""
-        return F.normalize(self.slow(images), dim=-1)
-
-    def after_step(self) -> None:
-        self.slow.follow(self.encoder, self.head)
-
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        super().set_progress(epoch, num_epochs)
-        self.slow.set_progress(epoch, num_epochs)
+        return self.slow.embed(images)
 
 
 class NNCLR(SupportFramework):

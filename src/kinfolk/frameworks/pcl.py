@@ -7,7 +7,7 @@ Dimension key: V views, B batch, A anchors, D embedding, N data set, K prototype
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.clustering import ClusterLabels
+from kinfolk.clustering import PseudoLabels
 from kinfolk.clustering.confidence import (
     Confidence,
     Schedule,
-    accepted,
-    centroid_distance,
     check_acceptance,
     concentration,
     last_clustering,
@@ -38,11 +36,11 @@ from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
 from kinfolk.stores import Queue
-from kinfolk.stores.per_sample import Exact, finite
+from kinfolk.stores.per_sample import Exact, finite, sent
 
 
 class Prototypes(Exact):
-    """Clusters with their concentrations, refreshed together and equal on all ranks.
+    """`PseudoLabels` with the concentrations of their clusters, refreshed together and equal on all ranks.
 
     Args:
         num_samples, dim: N, D.
@@ -52,13 +50,12 @@ class Prototypes(Exact):
         confidence: the order in which samples are accepted if not all are. "cluster" starts with the most concentrated clusters (PCL).
             "sample" uses the softmax of cos / `temperature` over the prototypes, at the sample's own prototype (IFND, equation 2). Ties are
             resolved by the distance to the prototype.
-        warm_start, seed, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
+        warm_start, seed, iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
 
     State: the clusters, `concentration` (ΣK,), `accepted` (L, N).
     """
 
     concentration: Tensor
-    accepted: Tensor
 
     def __init__(
         self,
@@ -78,18 +75,18 @@ class Prototypes(Exact):
     ) -> None:
         super().__init__()
         self.temperature, self.alpha, self.clip, self.confidence = temperature, alpha, clip, confidence
-        self.clusters = ClusterLabels(
+        self.clusters = PseudoLabels(
             num_samples,
             dim,
             num_clusters,
             seed=seed,
+            accepts=True,
             warm_start=warm_start,
             iterations=iterations,
             warm_iterations=warm_iterations,
             points_per_cluster=points_per_cluster,
         )
         self.register_buffer("concentration", torch.zeros(sum(self.clusters.num_clusters)))
-        self.register_buffer("accepted", torch.zeros(len(self.clusters.num_clusters), num_samples, dtype=torch.bool))
 
     @property
     def ready(self) -> bool:
@@ -97,34 +94,51 @@ class Prototypes(Exact):
         return bool(self.clusters.refreshed)
 
     @property
-    def labels(self) -> Tensor:
-        """(L, N) pseudo-labels. A sample that is not accepted has a label of its own."""
-        own_N = max(self.clusters.num_clusters) + torch.arange(self.clusters.num_samples, device=self.accepted.device)
-        return self.clusters.labels.where(self.accepted, own_N)
+    def accepted(self) -> Tensor:
+        """(L, N) whether a sample has a prototype."""
+        assert self.clusters.accepted is not None
+        return self.clusters.accepted
 
     def of(self, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """(K, D) centroids, (K,) concentrations and (A,) labels of the samples `ids` (A,), for each level. Samples not accepted have −1."""
-        phi = torch.split(self.concentration, list(self.clusters.num_clusters))
-        labels = self.clusters.labels[:, ids].where(self.accepted[:, ids], -1)
-        return [(self.clusters.level(level), phi[level], labels[level]) for level in range(len(phi))]
+        return [
+            (self.clusters.level(level), phi_K, labels)
+            for level, (phi_K, labels) in enumerate(zip(self._phi, self.clusters.of(ids), strict=True))
+        ]
 
     @torch.no_grad()
     def refresh(self, features: Tensor, rate: float) -> None:
         """Clusters (N, D) unit-norm embeddings and accepts the most confident share `rate` of the samples at each level."""
-        features = features.to(self.accepted.device)
+        features = features.to(self.concentration.device)
         self.clusters.refresh(features)
-        for level, (centroids_KD, phi_K, _) in enumerate(self.of(self.accepted.new_zeros(0, dtype=torch.int64))):
-            labels_N = self.clusters.labels[level]
+        for level, phi_K in enumerate(self._phi):
+            labels_N, centroids_KD = self.clusters.labels[level], self.clusters.level(level)
             phi_K.copy_(concentration(features, labels_N, centroids_KD, temperature=self.temperature, alpha=self.alpha, clip=self.clip))
-            if self.confidence == "cluster":
-                confidence_N = phi_K[labels_N].reciprocal()
-            else:
-                unit_ND, unit_KD = (F.normalize(x, dim=1) for x in (features, centroids_KD.to(features.dtype)))
-                confidence_N = sample_confidence(unit_ND, unit_KD, labels_N, self.temperature)
-            self.accepted[level] = accepted(confidence_N, rate, centroid_distance(features, centroids_KD, labels_N))
         if distributed.world_size() > 1:  # sums on an accelerator may differ in the last bit
             dist.broadcast(self.concentration, 0)
-            dist.broadcast(self.accepted, 0)
+        self.clusters.accept(features, rate, self._confidence)
+
+    def _confidence(self, features_ND: Tensor, centroids_KD: Tensor, labels_N: Tensor, level: int) -> Tensor:
+        if self.confidence == "cluster":
+            return self._phi[level][labels_N].reciprocal()
+        return sample_confidence(F.normalize(features_ND, dim=1), F.normalize(centroids_KD, dim=1), labels_N, self.temperature)
+
+    @property
+    def _phi(self) -> tuple[Tensor, ...]:
+        """(K,) the concentrations of each level: views of `concentration`."""
+        return torch.split(self.concentration, list(self.clusters.num_clusters))
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}accepted"] = self.accepted
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        accepted = state_dict.pop(f"{prefix}accepted", None)
+        if accepted is None:
+            others[2].append(f"{prefix}accepted")
+        elif accepted.shape == self.accepted.shape:  # otherwise the clusters are refused too
+            self.clusters.set_acceptance(accepted)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 class PCL(Framework):
@@ -150,7 +164,7 @@ class PCL(Framework):
         schedule, final_rate, confidence: share of pseudo-labels that are used, most confident first (see `Prototypes`): `final_rate` after
             the warm-up ("step" and "constant"), or a share that grows to `final_rate` at the last clustering ("linear"). A sample that is
             not accepted has no prototype term. The paper uses all after a warm-up.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `ClusterLabels`.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `PseudoLabels`.
         detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
 
     State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
@@ -248,7 +262,7 @@ class PCL(Framework):
         if number is None:
             return proto_nce(anchors, levels)
         draw = torch.Generator().manual_seed(1_000_003 * self.cluster_seed + int(self.draws))  # equal on all ranks and after a resume
-        drawn = [torch.randperm(len(phi), generator=draw)[:number].to(ids.device, non_blocking=True) for _, phi, _ in levels]
+        drawn = [sent(torch.randperm(len(phi), generator=draw)[:number], ids.device) for _, phi, _ in levels]
         if self.training:
             self.draws.add_(1)
         return proto_nce(anchors, levels, drawn)

@@ -50,8 +50,9 @@ class Criteria(OnHost, ABC):
     def refresh(self, features: Tensor) -> None:
         """Sets all levels from the unit-norm embeddings (N, D) of all samples, in data-set order."""
 
-    def update(self, ids: Tensor, features: Tensor) -> None:
-        """Called in every step with the (B, D) embeddings of the samples (B,) of all ranks. Default: does nothing."""
+    def update(self, ids: Tensor, features: Tensor, sound: Tensor) -> None:
+        """Called in every step with the (B, D) embeddings of the samples (B,) of all ranks, and whether the loss is finite. Default: does
+        nothing."""
 
     def follow(self, epoch: int) -> None:
         """Called at the start of an epoch, and after a resume. Default: does nothing."""
@@ -84,9 +85,9 @@ class OnlineCriteria(Criteria):
     def follow(self, epoch: int) -> None:
         self.hierarchy.follow(epoch)
 
-    def update(self, ids: Tensor, features: Tensor) -> None:
+    def update(self, ids: Tensor, features: Tensor, sound: Tensor) -> None:
         if self.started:
-            self.hierarchy.collect(ids, features)
+            self.hierarchy.collect(ids, features, sound)
 
 
 class OfflineCriteria(Criteria):
@@ -274,10 +275,10 @@ class RCL(SupportFramework):
         same_AHK = same_HAK.masked_fill(place_AK < 0, -1.0).transpose(0, 1)
         return torch.cat((own_A1D, support[entry_AK].to(keys.dtype)), 1), torch.cat((one_AH1, same_AHK), 2)
 
-    def learn(self, keys: Tensor, ids: Tensor) -> None:
+    def learn(self, keys: Tensor, ids: Tensor, sound: Tensor) -> None:
         if self.criteria is not None and self.criteria.started:
             all_keys, all_ids = distributed.joined(keys, ids)
-            self.criteria.update(all_ids, all_keys)
+            self.criteria.update(all_ids, all_keys, sound)
             self.chance.advance()
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from kinfolk.detectors import DETECTORS, Graded, StartAt
+from kinfolk.detectors import DETECTORS, VARIANTS, Graded, StartAt
 from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
@@ -54,7 +54,7 @@ class Method:
     @property
     def named_arguments(self) -> Mapping[str, Any]:
         """Arguments that the variant stands for."""
-        return {} if self.detector is None or self.variant is None else DETECTORS[self.detector].variants[self.variant]
+        return {} if self.detector is None or self.variant is None else VARIANTS[self.detector][self.variant]
 
     def __str__(self) -> str:
         if self.detector is None:
@@ -87,7 +87,7 @@ def parse(name: str) -> Method:
     if not plus:
         return Method(framework)
     detector = _require_known(detector, DETECTORS, "detector", name)
-    variants = DETECTORS[detector].variants
+    variants = VARIANTS.get(detector, {})
     variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
     if not modifiers:
         return Method(framework, detector, DETECTORS[detector].usual_action, variant)
@@ -153,15 +153,16 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
 
 
 def _require_guide(method: Method, detector: Detector | None) -> None:
-    """Refuses a detector that goes by embeddings which the framework does not have."""
-    if detector is None or detector.reads is None or detector.reads in FRAMEWORKS[method.framework].guides:
+    """Refuses a detector that needs embeddings which the framework does not have."""
+    reads = None if detector is None else detector.guidance.reads
+    if reads is None or reads in FRAMEWORKS[method.framework].guides:
         return
-    able = ", ".join(name for name, kind in FRAMEWORKS.items() if detector.reads in kind.guides)
+    able = ", ".join(name for name, kind in FRAMEWORKS.items() if reads in kind.guides)
     reasons = {
         "modality": f"the guide of {method} needs features (--guide FILE; only {able} have a second modality that can guide without)",
         "teacher": f"{method} has no teacher: use +teacher with {able}, or +guide with features of any model",
     }
-    raise UsageError(reasons[detector.reads])
+    raise UsageError(reasons[reads])
 
 
 def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:

@@ -115,7 +115,7 @@ def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
         raise ValueError(
             "`head.second` (=true) needs a detector with the action 'attract', such as +components: it is what kin are attracted on"
         )
-    if detector.reads is not None:
+    if detector.guidance.reads is not None:
         raise ValueError(f"`head.second` (=true) must be false with {detector!r}: a second head follows the similarities of the first")
     return {**shared, "detector": Elsewhere(detector)}
 

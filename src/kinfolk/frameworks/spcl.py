@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.clustering import ClusterLabels
+from kinfolk.clustering import PseudoLabels
 from kinfolk.detectors.base import Detector, Space
 from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
@@ -43,13 +43,13 @@ class PrototypeLabels(nn.Module):
         source: "clusters", recomputed at every refresh, or "labels", the true labels as a single level.
         num_clusters: clusters of each level, or of a single level. None means one level with a prototype for every 98 samples.
         labels: (N,) true labels, −1 if unknown. Only with "labels".
-        seed, warm_start, iterations, warm_iterations, points_per_cluster: see `ClusterLabels`.
+        seed, warm_start, iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
 
     State: the clusters. True labels are not saved.
     """
 
     truth: Tensor | None
-    clusters: ClusterLabels | None
+    clusters: PseudoLabels | None
     num_prototypes: tuple[int, ...]
 
     def __init__(
@@ -77,7 +77,7 @@ class PrototypeLabels(nn.Module):
             self.truth, self.num_prototypes = labels.to(torch.int64), (int(labels.max()) + 1,)
             return
         chosen = max(2, num_samples // 98) if num_clusters is None else num_clusters
-        self.clusters = ClusterLabels(
+        self.clusters = PseudoLabels(
             num_samples,
             num_features,
             chosen,
@@ -107,10 +107,10 @@ class PrototypeLabels(nn.Module):
 
     def levels(self, ids: Tensor) -> Tensor:
         """(L, A) prototypes of the samples `ids`, or −1 if there is none (yet)."""
-        if self.truth is not None:
-            return self.truth[ids].unsqueeze(0)
-        assert self.clusters is not None
-        return self.clusters.labels[:, ids] if self.ready else torch.full_like(ids, -1).expand(len(self.clusters.labels), -1)
+        if self.clusters is not None:
+            return self.clusters.of(ids)
+        assert self.truth is not None
+        return self.truth[ids].unsqueeze(0)
 
     def first(self, ids: Tensor) -> Tensor:
         """(A,) prototypes of the samples `ids` at the first level. A sample without one gets a value of its own."""
@@ -143,7 +143,7 @@ class SPCL(Framework):
         reinitialise: heads that are reset at every refresh, as in algorithm 1.
         every: epochs between two refreshes.
         reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
-        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `ClusterLabels`.
+        warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `PseudoLabels`.
         temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
         positive_in_denominator, prior, hardness: see `NTXent`. `decoupled` is refused, as it is the default here.
 

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, Terms, joined
-from kinfolk.detectors.base import Detector
+from kinfolk.detectors.base import Detector, set_loss_temperature, wants
 from kinfolk.pairs import ACTIONS, Action, Pairs, Policy, other_views, two_views
 from kinfolk.stats import Labels, Stats
 from kinfolk.stores.per_sample import finite, skips
@@ -106,8 +106,8 @@ class Objective(nn.Module, ABC):
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
         self.own_weight, judge = given["own_weight"], given["detector"]
         if self.own_weight is None and judge is not None and action == "attract" and self.shares_pull:
-            self.own_weight = judge.own_weight
-        if action == "eliminate" and judge is not None and judge.soft:
+            self.own_weight = judge.guidance.own_weight
+        if action == "eliminate" and judge is not None and judge.guidance.soft:
             raise ValueError(
                 f"`action` (='eliminate') must be 'attract' or 'reweight' with {judge!r}: every candidate is kin to some degree, and none "
                 "would be left"
@@ -123,7 +123,7 @@ class Objective(nn.Module, ABC):
         self.temperature, self.detector, self.action = temperature, given["detector"], action
         self.min_negatives, self.kin_weight = min_negatives, kin_weight
         if self.detector is not None:
-            self.detector.set_loss_temperature(temperature)
+            set_loss_temperature(self.detector, temperature)
         self._stats: Stats | Callable[[], Stats] = Stats.empty()
         self.labelled = False  # whether all labels are known
         self.judges = True
@@ -221,13 +221,13 @@ class Objective(nn.Module, ABC):
             if int(epoch) != self.detector.epoch:
                 self._flush_losses()
             self.detector.set_progress(int(epoch), num_epochs)
-            if "epoch" in self.detector.wanted_metrics:
-                self.detector.on_metric("epoch", epoch)
+            if (listener := wants(self.detector, "epoch")) is not None:
+                listener.on_metric("epoch", epoch)
 
     def numbered(self, z: Tensor) -> Tensor:
         """Ids for a call without any: positions in the joined batch."""
         looked_up = self.addresses or self.labels is not None or self.groups is not None
-        if looked_up or (self.detector is not None and self.detector.addresses):
+        if looked_up or (self.detector is not None and self.detector.num_samples is not None):
             raise ValueError("`ids` must be given: state or labels are addressed by sample id")
         start = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
         return torch.arange(start, start + len(z), device=z.device)
@@ -294,7 +294,7 @@ class Objective(nn.Module, ABC):
         detector = self.detector
         if detector is None:
             return
-        if "loss" in detector.wanted_metrics:
+        if wants(detector, "loss") is not None:
             mean = loss.detach().double()
             if sizes is None and distributed.world_size() > 1:
                 torch.distributed.all_reduce(mean)
@@ -310,10 +310,10 @@ class Objective(nn.Module, ABC):
 
     def _flush_losses(self) -> None:
         """Hands the detector the losses since the last time; on an accelerator this waits for the device, so it is done once in a while."""
-        losses, self._losses, detector = self._losses, [], self.detector
-        if losses and detector is not None:
+        losses, self._losses, listener = self._losses, [], wants(self.detector, "loss")
+        if losses and listener is not None:
             for value in torch.stack(losses).tolist():
-                detector.on_metric("loss", value)
+                listener.on_metric("loss", value)
 
     def _call(self, **more: Any) -> str:
         """The call that makes this objective, for `__repr__`."""

@@ -114,7 +114,7 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         images, texts = unit(image_features), unit(text_features)
 
         def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Contrast:
-            guided = objective.detector is not None and objective.detector.reads == "modality"
+            guided = objective.detector is not None and objective.detector.guidance.reads == "modality"
             guide = others.detach() if guided else None  # how similar the candidates are to the anchor's own one of them
             pairs = Pairs(
                 anchors,

@@ -157,7 +157,7 @@ class NTXent(Objective):
             # a constant in the exponent: shares of the negatives and ∂lse/∂t stay as they are
             lse_R = lse_R + torch.log1p(rows.flagged_R / rows.weight_R.clamp(min=1))
         if rows.own_RP.shape[1] == 1 and rows.kin_sum_R is None and self.positive_in_denominator and not self.prior:
-            return _of_one_positive(rows, lse_R)
+            return of_one_positive(rows, lse_R)
         logit_RP = rows.own_RP / t
         pull, unbiased = pulls(rows, self.own_weight), None
         mean_R, empty_R = pull.sum_R / t, lse_R < EMPTY
@@ -189,7 +189,7 @@ class NTXent(Objective):
         return self._call(**{name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value})
 
 
-def _of_one_positive(rows: Rows, lse_R: Tensor) -> Terms:
+def of_one_positive(rows: Rows, lse_R: Tensor) -> Terms:
     """log(exp(s⁺/t) + exp(lse)) − s⁺/t as a function of lse − s⁺/t: its derivative is the share of the negatives."""
     t, own_R = rows.temperature, rows.own_RP.squeeze(1)
     apart_R = lse_R - own_R / t if isinstance(t, Tensor) else torch.sub(lse_R, own_R, alpha=1 / t)

@@ -1,17 +1,13 @@
-"""Prototype cross-entropy: Mo et al., Siamese Prototypical Contrastive Learning, equation 4.
+"""Losses of methods that cluster the samples.
 
-Its symmetric form: Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, equations 6 to 8.
+- Prototype cross-entropy of SPCL: Mo et al., Siamese Prototypical Contrastive Learning, equation 4. Its symmetric form: Wang et al.,
+  Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, equations 6 to 8.
+- The prototype term of ProtoNCE: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 11.
+- Local aggregation: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3; equation 5 of Wu
+  et al., Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, up to a constant.
 
-Dimension key: A features, F size of a feature, K prototypes of a level, L levels.
-
-The prototype term of ProtoNCE: Li et al., Prototypical Contrastive Learning of Unsupervised Representations, ICLR 2021, equation 11.
-
-Dimension key: A anchors, D embedding, K prototypes, M prototypes contrasted with, L levels.
-
-LA: Zhuang et al., Local Aggregation for Unsupervised Learning of Visual Embeddings, ICCV 2019, section 3; equation 5 of Wu et al.,
-Conditional Negative Sampling for Contrastive Learning of Visual Representations, ICLR 2021, up to a constant.
-
-Dimension key: R rows of a block, P own positives.
+Dimension key: A features or anchors, F size of a feature, D embedding, K prototypes of a level, M prototypes in the sum, L levels, R rows
+of a block, C candidates, P own positives.
 """
 
 from __future__ import annotations
@@ -20,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.base import Objective, Shared
+from kinfolk.contrast import Contrast, Rows, Terms
+from kinfolk.detectors.base import Detector, Found
+from kinfolk.kinship import Keys, Roles
+from kinfolk.objectives.base import Objective, Shared, unit
+from kinfolk.objectives.ntxent import of_one_positive
+from kinfolk.pairs import Block, Pairs, Policy
 
 
 class PrototypeCrossEntropy(nn.Module):
@@ -34,11 +33,11 @@ class PrototypeCrossEntropy(nn.Module):
 
         mean over levels and features of CE(g_p(h), y)
 
-    See `prototype_cross_entropy` and `stacked_cross_entropy`. No state but the classifier's.
+    See `prototype_cross_entropy` and `stacked_cross_entropy`. It has no state besides the classifier.
 
     Args:
         num_features: F.
-        num_clusters: K of each level: what the classifier tells apart is prototypes, however many classes there are.
+        num_clusters: K of each level: the classes of the classifier are the prototypes.
         reverse_weight, log_zero: of the symmetric form; see `prototype_cross_entropy`.
     """
 
@@ -64,7 +63,7 @@ def prototype_cross_entropy(logits: Tensor, labels: Tensor, reverse_weight: floa
 
         −log p_y + w · RCE,       RCE = −Σ_k p_k log q_k = −log_zero · (1 − p_y)
 
-    q is the one-hot label, whose zeros have the logarithm `log_zero`. RCE is bounded, so a wrong prototype pulls no harder than that.
+    q is the one-hot label, whose zeros have the logarithm `log_zero`. RCE is bounded, which limits the effect of a wrong prototype.
 
     Args:
         logits: (A, K) g_p(h).
@@ -90,7 +89,7 @@ def stacked_cross_entropy(levels: Sequence[tuple[Tensor, Tensor]], reverse_weigh
     """Scalar: the cross-entropy to the prototypes, mean over the levels and over the features of all ranks.
 
     Args:
-        levels: (A, K) logits and (A,) labels of each number of prototypes; this rank's, ranks may hold unequal numbers.
+        levels: (A, K) logits and (A,) labels of each number of prototypes; this rank's, ranks may have different numbers of features.
         reverse_weight, log_zero: see `prototype_cross_entropy`.
     """
     first = levels[0][0]
@@ -103,48 +102,76 @@ def stacked_cross_entropy(levels: Sequence[tuple[Tensor, Tensor]], reverse_weigh
 
 
 def prototype_nce(anchors: Tensor, prototypes: Tensor, concentration: Tensor, labels: Tensor, drawn: Tensor | None = None) -> Tensor:
-    """(A,) the loss of each anchor: its own prototype against the others, each at its own temperature.
+    """Scalar: each anchor's own prototype against the others, each with its own temperature; mean over this rank's anchors.
 
-        −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )        s the prototype of sample i
+        loss_i = −log( exp(v_i·c_s / φ_s) / Σ_j exp(v_i·c_j / φ_j) )        s the prototype of sample i
+
+    It is InfoNCE over the row terms of the engine: with t the smallest φ and candidates c_j · t / φ_j, the exponents are v_i·c_j / φ_j. The
+    number of the prototype is the sample id, so that the own prototype is in the sum only once.
 
     Args:
         anchors: (A, D) v, of any norm.
         prototypes: (K, D) c, of any norm, without gradient.
-        concentration: (K,) φ; 0 marks an empty cluster, which is never a negative.
+        concentration: (K,) φ; 0 marks an empty cluster, which is not in the sum.
         labels: (A,) prototype of each anchor; below 0: none, the loss is 0.
-        drawn: (M,) prototypes that stand in the sum beside the anchor's own; None: all.
+        drawn: (M,) prototypes in the sum besides the anchor's own; None: all.
 
     Example:
-        >>> prototype_nce(torch.eye(2), torch.eye(2), torch.tensor([0.5, 0.5]), torch.tensor([0, -1]))
-        tensor([0.1269, 0.0000])
+        >>> round(prototype_nce(torch.eye(2), torch.eye(2), torch.tensor([0.5, 0.5]), torch.tensor([0, -1])).item(), 4)
+        0.0635
     """
-    anchors_AD = F.normalize(anchors if anchors.dtype == torch.float64 else anchors.float(), dim=1)
-    prototypes_KD, phi_K = F.normalize(prototypes.to(anchors_AD.dtype), dim=1).detach(), concentration.to(anchors_AD.dtype)
-    known_A = labels >= 0
-    own_A = labels.clamp(min=0)
-    others_M = torch.arange(len(prototypes_KD), device=labels.device) if drawn is None else drawn
-    logit_A = (anchors_AD * prototypes_KD[own_A]).sum(1) / phi_K[own_A].where(known_A, 1.0)
-    logit_AM = anchors_AD @ prototypes_KD[others_M].T / phi_K[others_M].where(phi_K[others_M] > 0, 1.0)
-    absent_AM = (others_M == own_A.unsqueeze(1)) | (phi_K[others_M] == 0)  # the own one enters once, by `logit_A`
-    all_A = torch.logaddexp(logit_A, logit_AM.masked_fill(absent_AM, -torch.inf).logsumexp(1)) if len(others_M) else logit_A
-    return (all_A - logit_A).where(known_A, 0.0)
+    anchors_AD = unit(anchors)
+    phi_K, empty_K = concentration.to(anchors_AD.dtype), concentration <= 0
+    smallest = phi_K.masked_fill(empty_K, torch.inf).amin()
+    scaled_KD = unit(prototypes.detach().to(anchors_AD.dtype)) * (smallest / phi_K.masked_fill(empty_K, torch.inf)).unsqueeze(1)
+    number_M = torch.arange(len(scaled_KD), device=labels.device) if drawn is None else drawn
+    own_A1D = scaled_KD[labels.clamp(min=0)].unsqueeze(1)
+    pairs = Pairs(anchors_AD, scaled_KD if drawn is None else scaled_KD[drawn], own_A1D, labels, number_M, unit=True)
+    policy = Policy("eliminate", 1.0, 1, attracted_stay=False)
+    return Contrast(pairs, smallest, _prototype_terms, policy, _Empty(empty_K[number_M]), reads_weight=False).loss()
+
+
+def _prototype_terms(rows: Rows) -> Terms:
+    """InfoNCE, and nothing for an anchor without a prototype."""
+    terms, known_R = of_one_positive(rows, rows.lse_R), rows.ids >= 0
+    assert terms.d_temperature_R is not None
+    return Terms(
+        loss_R=terms.loss_R * known_R,
+        d_lse_R=terms.d_lse_R * known_R,
+        d_own_RP=terms.d_own_RP * known_R.unsqueeze(1),
+        d_temperature_R=terms.d_temperature_R * known_R,
+    )
+
+
+class _Empty(Detector):
+    """Leaves out the prototypes of empty clusters.
+
+    Args:
+        empty_C: which of the candidates these are.
+    """
+
+    def __init__(self, empty_C: Tensor) -> None:
+        super().__init__()
+        self.key_C = empty_C.to(torch.int64) - 1  # 0 where it is empty, and −1, which is shared with nothing, elsewhere
+
+    def find(self, block: Block) -> Found:
+        return Found((Roles(drop=Keys(torch.zeros_like(block.row_ids).unsqueeze(0), self.key_C.unsqueeze(0))),))
 
 
 def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], drawn: Sequence[Tensor | None] | None = None) -> Tensor:
     """Scalar: the prototype term, mean over the levels and over the anchors of all ranks.
 
     Args:
-        anchors: (A, D), this rank's; ranks may hold unequal numbers.
+        anchors: (A, D), this rank's; ranks may have different numbers.
         levels: (prototypes, concentration, labels) of each; see `prototype_nce`.
         drawn: of each level, the same on all ranks; see `prototype_nce`.
     """
-    with torch.autocast(anchors.device.type, enabled=False):
-        chosen = [None] * len(levels) if drawn is None else drawn
-        losses_LA = torch.stack([prototype_nce(anchors, *level, some) for level, some in zip(levels, chosen, strict=True)])
+    chosen = [None] * len(levels) if drawn is None else drawn
+    loss = torch.stack([prototype_nce(anchors, *level, some) for level, some in zip(levels, chosen, strict=True)]).mean()
     if distributed.world_size() == 1:
-        return losses_LA.mean()
+        return loss
     number = sum(distributed.batch_sizes(len(anchors), anchors.device))
-    return distributed.sum_over_ranks(losses_LA.mean(0).sum() / number)
+    return distributed.sum_over_ranks(loss * (len(anchors) / number))
 
 
 class LocalAggregation(Objective):
@@ -153,9 +180,9 @@ class LocalAggregation(Objective):
         loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) ) / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
 
     C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the candidates that it does not drop. The kin
-    stand inside the logarithm, so that some of them have to be near, where `NTXent` asks it of each. So it is with "attract", which the
-    paper means. With "eliminate" kin leave the background, with "reweight" they count there by a factor, and in both the own positives
-    alone stand above: this is then `NTXent`, as it is without a detector. No state.
+    are summed inside the logarithm, so that it is enough if some of them are near, while `NTXent` attracts each of them. This is the action
+    "attract", as in the paper. With "eliminate" kin leave the background, and with "reweight" they have a factor there; in both cases only
+    the own positives are in the numerator, and the loss is `NTXent`, as it is without a detector. No state.
 
     Args:
         temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
@@ -164,7 +191,7 @@ class LocalAggregation(Objective):
         >>> import torch, kinfolk as kf
         >>> z1, z2 = torch.eye(4), torch.eye(4)
         >>> loss_fn = kf.LocalAggregation(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
-        >>> loss_fn(z1, z2, torch.arange(4)).item()  # everybody is close to everybody
+        >>> loss_fn(z1, z2, torch.arange(4)).item()  # all samples are close to each other
         0.0
     """
 

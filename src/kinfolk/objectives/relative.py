@@ -15,15 +15,14 @@ from kinfolk.objectives.base import Objective
 
 
 class RelativeContrast(Objective):
-    """Each key by itself against the negatives: drawn in where a criterion calls it positive, only pushed away where it does not.
+    """Contrasts each key with the negatives. A key is attracted if a criterion calls it positive, and only repelled if not.
 
         loss_i = mean_{keys k} ( log( exp(s_ik / t) + Σ_j w_ij exp(s_ij / t) ) − y_ik · s_ik / t )
 
-    The keys are the own positives of `Pairs`, y_ik their degrees: 1 if the labels of anchor and key are equal under the criterion, 0 if
-    not. Under several criteria with one prediction for all, y is the share of those that agree, P_c of equation 9, as the mean over
-    criteria of equation 2 then has it. w_ij over the negatives: 1; for kin 0 with `eliminate`, a factor with `reweight`. With `attract`
-    kin are further keys with y = 1, and as they stand in the sum anyway it is not widened by them. No state. With one key, and that
-    positive, it is `NTXent`.
+    The keys are the own positives of `Pairs`, and y_ik their degrees: 1 if the labels of anchor and key are equal under the criterion, 0 if
+    not. With several criteria and one prediction for all, y is the share of criteria that agree, P_c of equation 9, which equals the mean
+    over criteria of equation 2. w_ij of a negative is 1; for kin it is 0 with `eliminate` and a factor with `reweight`. With `attract` kin
+    are further keys with y = 1, which are in the sum already. No state. With one key that is positive, it is `NTXent`.
 
     Args:
         temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.

@@ -1,6 +1,6 @@
 """The siamese metric loss: Mo et al., Siamese Prototypical Contrastive Learning, equation 3.
 
-Dimension key: B samples, V views, A features (A = B·V, sample-major), F size of a feature, G prototypes of the batch, M metric anchors.
+Dimension key: B samples, V views, A features (A = B·V, sample-major), F size of a feature, M pairs of features.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk import distributed
+from kinfolk.stores.per_sample import sent
 
 
 class SiameseMetric(nn.Module):
-    """The metric loss with its head: tells features of one prototype from features of two by |h − ĥ|.
+    """The metric loss with its head, which classifies |h − ĥ|: whether two features have the same prototype.
 
         mean over h^p of ( CE(g_m(|h^p − ĥ^p|), 1) + CE(g_m(|h^p − ĥ^q|), 0) ) / 2
 
-    See `draw_partners` and `siamese_metric`. No state but the head's.
+    See `draw_partners` and `siamese_metric`. It has no state besides the head.
 
     Args:
         head: g_m: (M, F) → (M, 1).
@@ -31,28 +32,29 @@ class SiameseMetric(nn.Module):
         self.head = head
 
     def forward(self, features: Tensor, prototypes: Tensor, generator: torch.Generator) -> Tensor:
-        """Scalar, of this rank's (A, F) features, sample-major, and the prototypes (B,) of the samples of **all** ranks; the generator
-        must stand at the same place on all of them. The pairs depend on how many samples each prototype has, so they are drawn on the host:
-        on an accelerator a step waits once, for the prototypes."""
+        """Scalar loss of this rank's (A, F) features, sample-major, and the prototypes (B,) of the samples of **all** ranks. The generator
+        must have the same state on all ranks."""
         rows = len(features) if distributed.world_size() == 1 else sum(distributed.batch_sizes(len(features), features.device))
-        return siamese_metric(features, draw_partners(prototypes.cpu(), rows // len(prototypes), generator), self.head)
+        return siamese_metric(features, draw_partners(prototypes, rows // len(prototypes), generator), self.head)
 
 
 @dataclass(frozen=True)
 class Partners:
-    """Numbers of features: (M,) anchors h^p, each with one of its own prototype and one of another; −1: there is no other."""
+    """(A,) for each feature: whether it is an anchor h^p, the number of a feature with the same prototype, and of one with another; −1 if
+    there is no other. The numbers of features that are not anchors are not used."""
 
-    anchor_M: Tensor
-    same_M: Tensor
-    other_M: Tensor
+    anchors_A: Tensor
+    same_A: Tensor
+    other_A: Tensor
 
 
 def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator) -> Partners:
-    """Draws the pairs of equation 3 among the features of a batch.
+    """Draws the pairs of equation 3 among the features of a batch, without waiting for an accelerator.
 
-    The anchor prototype p is the one most samples of the batch have. Where it holds less than half of the batch, because its cluster is
-    smaller than that, the next ones are anchor prototypes too, until half is held; each anchor goes by its own. The partner ĥ^p is a view
-    of another sample of that prototype, of a sample that is alone its own next view; ĥ^q any view of a sample of another prototype.
+    The anchor prototype p is the most frequent one of the batch. If it has less than half of the batch, because its cluster is smaller,
+    the next ones are anchor prototypes too, until they have half. Each anchor is paired by its own prototype. The partner ĥ^p is a view of
+    another sample of that prototype, or the next view of the same sample if it is the only one. The partner ĥ^q is any view of a sample of
+    another prototype.
 
     Args:
         prototypes: (B,) prototype of each sample.
@@ -60,33 +62,35 @@ def draw_partners(prototypes: Tensor, num_views: int, generator: torch.Generator
         generator: on the CPU.
 
     Example:
-        >>> draw_partners(torch.tensor([5, 2, 5, 7]), 1, torch.Generator().manual_seed(0))
-        Partners(anchor_M=tensor([0, 2]), same_M=tensor([2, 0]), other_M=tensor([1, 3]))
+        >>> found = draw_partners(torch.tensor([5, 2, 5, 7]), 1, torch.Generator().manual_seed(0))
+        >>> found.anchors_A.tolist(), found.same_A[[0, 2]].tolist(), found.other_A[[0, 2]].tolist()
+        ([True, False, True, False], [2, 0], [1, 3])
     """
     num_samples, device = len(prototypes), prototypes.device
-    _, group_B, size_G = torch.unique(prototypes, return_inverse=True, return_counts=True)
-    by_size_G = size_G.argsort(descending=True, stable=True)
-    before_G = torch.empty_like(size_G)
-    before_G[by_size_G] = size_G[by_size_G].cumsum(0) - size_G[by_size_G]
-    sample_M = (2 * before_G < num_samples)[group_B].nonzero().flatten().repeat_interleave(num_views)
-    view_M = torch.arange(num_views, device=device).repeat(len(sample_M) // num_views)
+    sorted_B, order_B = prototypes.sort(stable=True)  # the samples of a prototype are adjacent, so a draw can skip a range of them
+    place_B = torch.empty_like(order_B).scatter_(0, order_B, torch.arange(num_samples, device=device))
+    start_B = torch.searchsorted(sorted_B, prototypes)
+    size_B = torch.searchsorted(sorted_B, prototypes, right=True) - start_B
+    rank_B = (num_samples - size_B) * num_samples + start_B  # larger prototypes first, then smaller numbers
+    anchors_B = 2 * torch.searchsorted(rank_B.sort().values, rank_B) < num_samples  # samples of the prototypes before: less than half
 
-    sorted_B = group_B.argsort(stable=True)  # the samples of a prototype side by side, so that one draw skips a stretch of them
-    place_B = torch.empty_like(sorted_B)
-    place_B[sorted_B] = torch.arange(num_samples, device=device)
-    start_M, size_M = (size_G.cumsum(0) - size_G)[group_B[sample_M]], size_G[group_B[sample_M]]
-    uniform = torch.rand(2, len(sample_M), generator=generator, dtype=torch.float64).to(device)
+    anchors_A, sample_A = anchors_B.repeat_interleave(num_views), torch.arange(num_samples, device=device).repeat_interleave(num_views)
+    view_A = torch.arange(num_views, device=device).repeat(num_samples)
+    start_A, size_A = start_B[sample_A], size_B[sample_A]
+    turn_A = (anchors_A.cumsum(0) - 1).clamp(min=0)  # the draws of the k-th of M anchors are the k-th and the (M + k)-th
+    uniform = sent(torch.rand(2 * len(sample_A), generator=generator, dtype=torch.float64), device)
+    first_A, second_A = uniform[turn_A], uniform[turn_A + anchors_A.sum()]
 
-    drawn_M = (uniform[0] * (size_M - 1) * num_views).long()
-    own_M = (place_B[sample_M] - start_M) * num_views
-    drawn_M = start_M * num_views + drawn_M + num_views * (drawn_M >= own_M)
-    alone_M = sample_M * num_views + (view_M + 1) % num_views
-    same_M = alone_M.where(size_M == 1, _feature(drawn_M, sorted_B, num_views))
+    drawn_A = (first_A * (size_A - 1) * num_views).long()
+    own_A = (place_B[sample_A] - start_A) * num_views
+    drawn_A = start_A * num_views + drawn_A + num_views * (drawn_A >= own_A)
+    alone_A = sample_A * num_views + (view_A + 1) % num_views
+    same_A = alone_A.where(size_A == 1, _feature(drawn_A, order_B, num_views))
 
-    drawn_M = (uniform[1] * (num_samples - size_M) * num_views).long()
-    drawn_M = drawn_M + size_M * num_views * (drawn_M >= start_M * num_views)
-    other_M = torch.where(size_M == num_samples, -1, _feature(drawn_M, sorted_B, num_views))
-    return Partners(sample_M * num_views + view_M, same_M, other_M)
+    drawn_A = (second_A * (num_samples - size_A) * num_views).long()
+    drawn_A = drawn_A + size_A * num_views * (drawn_A >= start_A * num_views)
+    other_A = torch.where(size_A == num_samples, -1, _feature(drawn_A, order_B, num_views))
+    return Partners(anchors_A, same_A, other_A)
 
 
 def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor], Tensor]) -> Tensor:
@@ -94,9 +98,9 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
     ranks.
 
     Args:
-        features: (A, F) h of this rank, sample-major; ranks may hold unequal numbers.
-        partners: among the features of all ranks in the order of ranks, the same on all of them; on the host.
-        head: g_m: (M, F) → (M, 1) or (M,).
+        features: (A, F) h of this rank, sample-major; ranks may have different numbers.
+        partners: of the features of all ranks in rank order, the same on all ranks.
+        head: g_m: (M, F) → (M, 1) or (M,), each row by itself.
     """
     with torch.autocast(features.device.type, enabled=False):
         features = features if features.dtype == torch.float64 else features.float()
@@ -105,20 +109,20 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
             sizes = distributed.batch_sizes(len(features), features.device)
             (everything,) = distributed.gather_with_gradient(features, sizes)
             start = sum(sizes[: torch.distributed.get_rank()])
-        mine_M = (partners.anchor_M >= start) & (partners.anchor_M < start + len(features))
-        anchor_M, same_M, other_M = partners.anchor_M[mine_M], partners.same_M[mine_M], partners.other_M[mine_M]
-        known_M = other_M >= 0
-        places = torch.stack((torch.cat((anchor_M, anchor_M[known_M])), torch.cat((same_M, other_M[known_M]))))
-        first, second = everything[places.to(features.device, non_blocking=True)]
-        logit = head((first - second).abs()).flatten()
-        target = torch.ones_like(logit)
-        target[len(anchor_M) :] = 0.0
-        number = len(partners.anchor_M) + int((partners.other_M >= 0).sum())
-        loss = F.binary_cross_entropy_with_logits(logit, target, reduction="sum") / max(number, 1)
+        counts = torch.cat((partners.anchors_A, partners.anchors_A & (partners.other_A >= 0)))
+        mine, (same, other) = slice(start, start + len(features)), counts.chunk(2)
+        used, partner = torch.cat((same[mine], other[mine])), torch.cat((partners.same_A[mine], partners.other_A[mine].clamp(min=0)))
+        place = torch.arange(len(features), device=features.device).repeat(2)
+        target = (torch.arange(len(used), device=features.device) < len(features)).to(features.dtype)
+        if features.device.type == "cpu":  # looking costs nothing here, and saves the rows that are not used
+            place, partner, target, used = place[used], partner[used], target[used], used[used]
+        logit = head((features[place] - everything[partner]).abs()).flatten()
+        loss_M = F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
+        loss = torch.where(used, loss_M, 0.0).sum() / counts.sum().clamp(min=1)
     return distributed.sum_over_ranks(loss) if several else loss
 
 
-def _feature(drawn_M: Tensor, sorted_B: Tensor, num_views: int) -> Tensor:
-    """Number of the feature that is the `drawn_M`-th when samples are in the order `sorted_B`."""
-    place_M = (drawn_M // num_views).clamp(max=len(sorted_B) - 1)  # beyond the end only where the draw is not used
-    return sorted_B[place_M] * num_views + drawn_M % num_views
+def _feature(drawn_A: Tensor, order_B: Tensor, num_views: int) -> Tensor:
+    """Number of the feature that is the `drawn_A`-th when samples are in the order `order_B`."""
+    place_A = (drawn_A // num_views).clamp(max=len(order_B) - 1)  # beyond the end only where the draw is not used
+    return order_B[place_A] * num_views + drawn_A % num_views

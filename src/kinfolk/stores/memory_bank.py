@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.stores.per_sample import Exact, StepRandom, check_ids, kept, means_by_id, size_differs, skips
+from kinfolk.stores.per_sample import Exact, StepRandom, check_ids, kept, means_by_id, sent, size_differs, skips
 
 
 class Draw(StepRandom):
@@ -40,7 +40,8 @@ class Draw(StepRandom):
         if self.everything:
             return torch.arange(self.num_samples, device=device)
         assert self.number is not None
-        return distinct(self.num_samples, self.number, self.generator()).to(device or "cpu", non_blocking=True)
+        drawn = distinct(self.num_samples, self.number, self.generator())
+        return drawn if device is None else sent(drawn, device)
 
 
 def distinct(num_samples: int, number: int, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ COARSE = (torch.bfloat16, torch.float16)
 
 
 class OnHost(nn.Module):
-    """A module some of whose buffers stay on the CPU wherever it moves: numbers that the host goes by in every step."""
+    """A module some of whose buffers stay on the CPU wherever it moves, because the host reads them in every step."""
 
     on_host: ClassVar[tuple[str, ...]] = ()
 
@@ -114,6 +114,31 @@ def skips(sound: Tensor | None) -> bool:
 def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values, or of a broken step on an accelerator the old ones."""
     return new if sound is None or sound.device.type == "cpu" else torch.where(sound, new, old)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on `device` of a tensor on the host. The host does not wait for the device."""
+    pins = device.type == "cuda" and torch.cuda.is_available()  # a copy from memory that is not pinned may wait
+    return (tensor.pin_memory() if pins else tensor).to(device, non_blocking=True)
+
+
+class Arriving:
+    """Copies of tensors on their way from an accelerator to the host.
+
+    Starting the copies does not wait. `read` waits until the copies are complete, but not for work that was launched after them: read late,
+    it costs nothing."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        device = tensors[0].device
+        there = device.type == "cuda"  # other accelerators have no such copy
+        self._tensors = [x.to("cpu", non_blocking=there) for x in tensors]  # in pinned memory
+        self._event = torch.cuda.current_stream(device).record_event() if there and torch.cuda.is_available() else None
+
+    def read(self) -> list[Tensor]:
+        """The copies."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
 
 
 def means_by_id(ids: Tensor, rows: Tensor) -> Tensor:

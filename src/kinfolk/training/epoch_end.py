@@ -17,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kinfolk.clustering.hierarchy import Hierarchy
-from kinfolk.clustering.labels import ClusterLabels
+from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
+from kinfolk.detectors.base import wants
 from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
@@ -90,7 +91,7 @@ class Knn:
 
 def steered_by_knn(framework: Framework) -> bool:
     """Whether a detector of the framework uses the nearest-neighbour accuracy."""
-    return any("knn" in detector.wanted_metrics for detector in framework.detectors)
+    return any(wants(detector, "knn") is not None for detector in framework.detectors)
 
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
@@ -150,13 +151,8 @@ class ClusterQuality:
 def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
     """(L, N) pseudo-labels as the loss uses them, and (L, N) the clusters that they come from; None for a method without clusters or
     before the first clustering."""
-    clusters = next((part for part in framework.modules() if isinstance(part, ClusterLabels)), None)
-    if clusters is None or not bool(clusters.refreshed):
-        return None
-    owners = (part for part in framework.modules() if not isinstance(part, ClusterLabels))
-    labels = (getattr(part, "labels", None) for part in owners)  # those of an oracle are (N,) and the true labels
-    used = next((each for each in labels if isinstance(each, Tensor) and each.shape == clusters.labels.shape), clusters.labels)
-    return used, clusters.labels
+    clusters = next((part for part in framework.modules() if isinstance(part, PseudoLabels)), None)
+    return None if clusters is None or not bool(clusters.refreshed) else (clusters.distinct, clusters.labels)
 
 
 def accepted_labels(framework: Framework) -> Tensor | None:
