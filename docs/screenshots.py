@@ -5,6 +5,7 @@
         --set 'detector.num_clusters=[20]' --set views.preset=mild --set snapshots.samples=600
     kinfolk sweep --data digits --out sweep --method simclr,simclr+glofnd,simclr+oracle:attract --set model.width=8 --seeds 0,1,2 --epochs 2
     kinfolk compare sweep --out compare.html
+    kinfolk audit features.npy --labels labels.npy --out verdict     # any features of another model
     python docs/screenshots.py FOLDER
 
 Needs Chromium and playwright.
@@ -23,12 +24,12 @@ from PIL import Image
 IMAGES = Path(__file__).parent / "images"
 COLOURS = 96
 SHOTS = {  # name: (page, first and last element, width, colour scheme)
-    "audit-verdict": ("audit/audit.html", "#audit", "#verdict", 1000, "light"),
+    "audit-verdict": ("verdict/audit.html", "#audit", "#verdict", 1000, "light"),
     "guide-audit": ("audit/audit.html", "#audit .lead", "section .panels figure:nth-of-type(2)", 1000, "light"),
     "guide-kin": ("audit/audit.html", "#gallery", "#cards .card:nth-of-type(3)", 1000, "light"),
     "guide-batches": ("audit/audit.html", "#batches", "#batches table", 1000, "light"),
     "guide-report": ("runs/glofnd/report.html", "main section:nth-of-type(1)", "main .panels figure:nth-of-type(4)", 1000, "light"),
-    "compare": ("compare.html", "main", "main", 1000, "light"),
+    "compare": ("compare.html", "#comparison", ".panels figure:nth-of-type(1)", 1000, "light"),
     "report-training": ("runs/ifnd/report.html", "#curves", "#curves .panels figure:nth-of-type(6)", 1000, "light"),
     "report-gallery": ("runs/ifnd/report.html", "#gallery", "#cards .card:nth-of-type(4)", 1000, "light"),
     "report-stages": ("runs/ifnd/report.html", "#stages", "#stages .stages", 1000, "dark"),

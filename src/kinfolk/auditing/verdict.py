@@ -229,8 +229,8 @@ def _advice(action: Action, origin: Provenance, alpha: float, precision: float, 
             f"model gained up to {_gains('another model', 'attract')} (kNN). Only 13% to 47% of them were right; more pairs gained more."
         )
     why = (
-        "These features come from an encoder that was trained on the same images, and the pairs it finds gained nothing in a training: "
-        "they are what such an encoder already knows."
+        "These features come from an encoder that was trained on the same images. Pairs that such an encoder finds gained nothing in the "
+        "study, with one or two seeds each."
         if origin.own
         else "These features are too weak as a guide: their pairs are hardly better than chance."
     )

@@ -83,7 +83,7 @@ def _value_panel(comparison: Comparison) -> Panel:
     halves = [_half(record, f"{key}_low", f"{key}_high") for record in present]
     drawn = _points([record["method"] for record in present], [record[key] for record in present], halves, "percent")
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
-    return Panel("value", _words(key), "mean over seeds with its 95% confidence interval", described, drawn)
+    return Panel("value", _words(key)[:1].upper() + _words(key)[1:], "mean over seeds with its 95% confidence interval", described, drawn)
 
 
 def _half(record: Mapping[str, Any], low: str, high: str) -> float:
