@@ -73,3 +73,26 @@ def test_images_without_contrast_have_finite_features() -> None:
 def test_images_smaller_than_a_patch_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must have more than `side` \(=6\) pixels"):
         PatchFeatures.fit(torch.zeros(5, 3, 6, 6))
+
+
+@pytest.mark.parametrize(
+    ("images", "given", "message"),
+    [
+        (torch.zeros(5, 8, 8), {}, r"`images` \(=\(5, 8, 8\)\) must have the shape \(B, C, S, S\)"),
+        (torch.zeros(0, 3, 8, 8), {}, "with at least one image"),
+        (torch.full((5, 3, 8, 8), float("nan")), {}, "`images` .* must be finite"),
+        (torch.zeros(1, 3, 8, 8), {"num_patches": 9}, r"`num_patches` \(=9\) must be at least 1 and below the number of patches \(=9\)"),
+        (torch.zeros(5, 3, 8, 8), {"num_patches": 0}, r"`num_patches` \(=0\) must be at least 1"),
+        (torch.zeros(5, 3, 8, 8), {"size": 0}, r"`size` \(=0\) must be at least 1"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(images: Tensor, given: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PatchFeatures.fit(images, **({"num_patches": 4} | given))
+
+
+def test_precision_and_number_of_channels_are_free() -> None:
+    images, _ = stripes(20, 0)
+    one, same = (PatchFeatures.fit(x, num_patches=8, size=4, samples=500)(x) for x in (images, images.double()))
+    assert torch.equal(one, same)
+    assert PatchFeatures.fit(images[:, :1], num_patches=8, size=4, samples=500)(images[:, :1]).shape == (20, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.cli import main
+from kinfolk.clustering import PatchFeatures
+from kinfolk.data.images import ImageData
 from kinfolk.errors import UsageError
+from kinfolk.training import guides
+from kinfolk.training.build import with_absolute_paths
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.guides import guide_features
 from tests.report.synthetic import images
+
+
+@pytest.fixture(autouse=True)
+def few_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clustering into 400 typical patches takes seconds."""
+    monkeypatch.setattr(PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000))
 
 
 def features_of(path: Path, keys: list[str], named: bool = True) -> np.ndarray:
@@ -115,6 +127,57 @@ def test_patches_are_features_of_the_images_alone() -> None:
     torch.testing.assert_close(features_NF.float().norm(dim=1), torch.ones(data.num_train), rtol=1e-2, atol=1e-2)
     same = images(40)
     assert torch.equal(guide_features("patches", same), features_NF)
+
+
+def test_features_made_once_are_read_again_for_the_same_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run, the other ranks and the report have the same features bit for bit, also with other threads or on another device."""
+    calls = []
+
+    def made(data: ImageData) -> Tensor:
+        calls.append(len(data))
+        return torch.randn(data.num_train, 3).half()  # not the same twice
+
+    monkeypatch.setattr(guides, "patch_features", made)
+    (tmp_path / "run").mkdir()
+    one, same = (guide_features("patches", images(20), tmp_path / "run" / "cache") for _ in range(2))
+    assert torch.equal(one, same)
+    assert calls == [20]
+    guide_features("patches", images(24), tmp_path / "run" / "cache")
+    assert calls == [20, 24]
+    guide_features("patches", images(20), tmp_path / "missing" / "run" / "cache")  # nothing can be written there
+    assert calls == [20, 24, 20]
+
+
+def test_patches_are_drawn_from_the_whole_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = images(20)  # 15 of them for training
+    seen: list[Tensor] = []
+    pixels = data.pixels
+
+    def watched(ids: Tensor) -> Tensor:
+        seen.append(ids)
+        return pixels(ids)
+
+    monkeypatch.setattr(guides, "PATCHES_IMAGES", 10)
+    monkeypatch.setattr(data, "pixels", watched)
+    guide_features("patches", data)
+    assert seen[0].tolist() == [0, 1, 3, 4, 6, 7, 9, 10, 12, 13]
+
+
+def test_images_that_do_not_differ_make_no_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = images(12)
+    monkeypatch.setattr(data, "pixels", lambda ids: torch.full((len(ids), 12, 12, 3), 7, dtype=torch.uint8))
+    with pytest.raises(UsageError, match="do not differ enough for a guide made from their patches; name another one with --guide"):
+        guide_features("patches", data)
+
+
+def test_a_folder_named_patches_is_not_taken_for_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "patches").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig.of({"method": "simclr+guide", "detector": {"features": "patches"}})
+    assert with_absolute_paths(config).detector["features"] == "patches"
+    assert guide_features("patches", images(8)).shape[0] == 6
+    with pytest.raises(UsageError, match=r"is a folder without config.yaml"):
+        guide_features("./patches", images(8))
 
 
 def test_a_guide_that_is_not_named_is_made_from_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,18 +75,28 @@ class PatchFeatures(nn.Module):
             size: F features, fewer if there are not as many images or counts.
             side: pixels of the side of a patch.
             stride: pixels from one patch to the next, when features are computed.
-            samples: M patches that the typical ones are learned from.
+            samples: M patches that the typical ones are learned from, fewer if the images have not as many.
             seed: of the draw of patches and of k-means.
         """
+        if images.ndim != 4 or not len(images):
+            raise ValueError(f"`images` (={tuple(images.shape)}) must have the shape (B, C, S, S), with at least one image")
         number, channels, height, width = images.shape
         if min(height, width) < side + 1:
             raise ValueError(f"`images` (={tuple(images.shape)}) must have more than `side` (={side}) pixels a side")
+        if size < 1:
+            raise ValueError(f"`size` (={size}) must be at least 1")
+        samples = min(samples, number * (height - side + 1) * (width - side + 1))
+        if not 1 <= num_patches < samples:
+            raise ValueError(f"`num_patches` (={num_patches}) must be at least 1 and below the number of patches (={samples:,})")
+        images = images.float()
+        if not bool(images.isfinite().all()):
+            raise ValueError(f"`images` (={tuple(images.shape)}) must be finite; some values are NaN or infinite")
         draw, device = generator(seed, "patches"), images.device
         of_M, top_M, left_M = (
             torch.randint(most, (samples,), generator=draw).to(device) for most in (number, height - side + 1, width - side + 1)
         )
         windows = images.unfold(2, side, 1).unfold(3, side, 1)  # a view: (B, C, S − side + 1, S − side + 1, side, side)
-        patches_MP = windows[of_M, :, top_M, left_M].flatten(1).float()
+        patches_MP = windows[of_M, :, top_M, left_M].flatten(1)
         patches_MP = patches_MP - patches_MP.mean(1, keepdim=True)
         patches_MP /= (patches_MP.var(1, correction=0, keepdim=True) + _CONTRAST).sqrt()
         mean_P = patches_MP.mean(0)

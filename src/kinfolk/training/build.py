@@ -165,7 +165,7 @@ def _needed_views(config: TrainConfig) -> Mapping[str, object]:
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """Makes paths absolute, so that the run finds its data from any working directory. The name of a bundled data set is not a path."""
     named = {"data.source": config.data.source, "data.hierarchy": config.data.hierarchy, "detector.pairs": config.detector.get("pairs")}
-    named["detector.features"] = config.detector.get("features")
+    named["detector.features"] = None if config.detector.get("features") == PATCHES else config.detector.get("features")
     named["detector.labels_file"] = config.detector.get("labels_file")
     files = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
     named |= {"model.init": config.model.init, "text.tokenizer": config.text.tokenizer}
@@ -218,11 +218,17 @@ def build_views(config: TrainConfig) -> Views:
 
 
 def build_framework(
-    config: TrainConfig, data: ImageData, tokenizer: Tokenizer | None = None, resumed: bool = False, parts: Parts = NO_PARTS
+    config: TrainConfig,
+    data: ImageData,
+    tokenizer: Tokenizer | None = None,
+    resumed: bool = False,
+    parts: Parts = NO_PARTS,
+    cache: Path | None = None,
 ) -> Framework:
     """The untrained framework. Its weights depend on the seed and on the file of initial weights, which a resumed run does not read.
 
-    `tokenizer` is needed by methods that learn from captions, `parts` by runs with objects that were passed from Python.
+    `tokenizer` is needed by methods that learn from captions, `parts` by runs with objects that were passed from Python. `cache` is the
+    folder for the features of a guide that are computed here.
     """
     parts.require(config)
     method = parse(config.method)
@@ -239,7 +245,7 @@ def build_framework(
             detector, detector_arguments(method, config.detector), config.detector, "detector", method.detector
         )
     if isinstance(detector_args.get("features"), str | Path):
-        detector_args["features"] = guide_features(detector_args["features"], data)
+        detector_args["features"] = guide_features(detector_args["features"], data, cache)
     if resumed:  # the weights are in the checkpoint and are not downloaded again
         config = config.with_settings({"model.pretrained": False, "text.pretrained": False})
     torch.manual_seed(derive_seed(config.seed, "weights"))

@@ -5,9 +5,9 @@ Dimension key: N training samples, F features.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from kinfolk.clustering.patch_features import PatchFeatures
 from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
+from kinfolk.data.sample_table import samples_digest
 from kinfolk.detectors.guide import read_features
 from kinfolk.embedding import embed
-from kinfolk.errors import UsageError, shown
+from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.files import write_atomically
 from kinfolk.models.build import build_encoder
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
@@ -28,11 +30,8 @@ SMALL, SMALL_SIDE, SIDE = 64, 128, 224
 PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
 """The guide that is made from the images themselves sees them with 32 pixels a side, and learns from up to 10,000 of them."""
 
-_LAST: WeakKeyDictionary[ImageData, tuple[str, Tensor]] = WeakKeyDictionary()
-"""The model that embedded some data last, and its features: the report after a training does not embed the same images again."""
 
-
-def guide_features(named: str | Path, data: ImageData) -> Tensor:
+def guide_features(named: str | Path, data: ImageData, cache: Path | None = None) -> Tensor:
     """(N, F) features of the training samples in data-set order.
 
     Args:
@@ -40,18 +39,11 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
             the published weights; or `patches`, features that are made from these images alone (`kinfolk.PatchFeatures`). Rows of a file
             are matched by name if the .parquet file that `kinfolk embed` wrote is next to it; otherwise they must be the training samples,
             or all samples, of which the first N are taken.
+        cache: a folder for features that are computed from a name: a resumed run, its other ranks and its report read the same ones again.
     """
     path = Path(named)
-    if (str(named) == PATCHES or str(named).partition("/")[0] in PACKAGES) and not path.exists():
-        last, features_NF = _LAST.get(data, ("", None))
-        if features_NF is None or last != str(named):
-            if str(named) == PATCHES:
-                features_NF = patch_features(data)
-            else:
-                side = SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE
-                features_NF = _embedded(build_encoder(str(named), pretrained=True), Views("plain", side), data)
-            _LAST[data] = str(named), features_NF
-        return features_NF
+    if str(named) == PATCHES or (str(named).partition("/")[0] in PACKAGES and not path.exists()):  # ./patches is a file or a run
+        return _computed(str(named), data) if cache is None else _computed_once(str(named), data, cache)
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise UsageError(
@@ -71,13 +63,38 @@ def guide_features(named: str | Path, data: ImageData) -> Tensor:
     return features_NF[: data.num_train]
 
 
+def _computed_once(named: str, data: ImageData, cache: Path) -> Tensor:
+    """As `_computed`, or from the file that an earlier call wrote for the same guide, samples and resolution."""
+    about = f"{named} {samples_digest(data.samples)} {data.num_train} {data.height} {data.width}"
+    file = cache / f"guide-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
+    if not file.is_file():
+        import numpy as np
+
+        features_NF = _computed(named, data)
+        try:
+            write_atomically(file, lambda out: np.save(out, features_NF.numpy()))
+        except (OSError, KinfolkError):  # a run that is only read, as by the report of another user
+            return features_NF
+    return read_features(file)
+
+
+def _computed(named: str, data: ImageData) -> Tensor:
+    if named == PATCHES:
+        return patch_features(data)
+    side = SMALL_SIDE if max(data.height, data.width) <= SMALL else SIDE
+    return _embedded(build_encoder(named, pretrained=True), Views("plain", side), data)
+
+
 def patch_features(data: ImageData) -> Tensor:
     """(N, F) features of the training images that are learned from these images alone, by k-means of small patches."""
     views = Views("plain", PATCHES_SIDE, mean=(0, 0, 0), std=(0.25, 0.25, 0.25))  # one scale for all channels: patches keep their colour
-    step = max(1, data.num_train // PATCHES_IMAGES)
-    ids = torch.arange(0, data.num_train, step)[:PATCHES_IMAGES]
+    number = min(data.num_train, PATCHES_IMAGES)
+    ids = torch.arange(number) * data.num_train // number  # over the whole data set, which may be sorted by class
     made = PatchFeatures.fit(torch.cat([views.evaluate(data.pixels(part), data.aspect(part)) for part in torch.split(ids, 512)]))
-    return _embedded(made, views, data)
+    features_NF = _embedded(made, views, data)
+    if bool((features_NF == 0).all(1).any()):
+        raise UsageError("the training images do not differ enough for a guide made from their patches; name another one with --guide")
+    return features_NF
 
 
 def _rows_by_key(path: Path, number: int, data: ImageData) -> Tensor | None:

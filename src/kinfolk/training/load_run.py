@@ -178,7 +178,7 @@ def load_framework(config: TrainConfig, run: Run, data: ImageData, tokenizer: To
     """The framework with its state from the last checkpoint, in evaluation mode."""
     checkpoint = read_checkpoint(run.checkpoint)
     require_identity(checkpoint["kinfolk"], config, *_samples_of(run), run.checkpoint)
-    framework = build_framework(config, data, tokenizer, resumed=True)
+    framework = build_framework(config, data, tokenizer, resumed=True, cache=run.cache)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
     framework.load_state_dict({name.removeprefix("framework."): value for name, value in checkpoint["state_dict"].items()})
     return framework.eval()

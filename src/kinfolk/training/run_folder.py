@@ -134,6 +134,11 @@ class Run:
         return self.path / "tokenizer.json"
 
     @property
+    def cache(self) -> Path:
+        """The folder of decoded pixels and of the features of a guide."""
+        return self.path / "cache"
+
+    @property
     def launch(self) -> Path:
         """The status file of rank zero; see `launch.py`."""
         return self.path / ".launch"
@@ -141,7 +146,7 @@ class Run:
     @property
     def handover(self) -> Path:
         """The file that tells the other ranks which data to map."""
-        return self.path / "cache" / "handover.json"
+        return self.cache / "handover.json"
 
     @property
     def exists(self) -> bool:
@@ -268,7 +273,7 @@ def open_data(data: object | None, config: TrainConfig, run: Run | None = None) 
         caption_column=named.caption_column,
         group_column=named.group_column,
         split_column=named.split_column,
-        index_dir=named.cache_dir or (None if run is None else run.path / "cache"),
+        index_dir=named.cache_dir or (None if run is None else run.cache),
     )
     return at_depth(source, named.hierarchy, named.depth)
 
@@ -279,7 +284,7 @@ def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSourc
         raise UsageError(f"`data.streaming` needs the path of shards or of a folder, not {type(spec).__name__}")
     if named.depth is not None or named.hierarchy is not None:
         raise UsageError("`data.depth` is not available with `data.streaming`; write the labels of that depth into the shards")
-    folder = named.cache_dir or (None if run is None else run.path / "cache")
+    folder = named.cache_dir or (None if run is None else run.cache)
     if folder is None:
         raise UsageError("`data.streaming` needs `data.cache_dir`, a folder for the table of samples")
     return StreamSource(os.fspath(spec), Path(folder), labels_from_folders=named.labels_from_folders)
@@ -287,7 +292,7 @@ def _streamed(spec: object, config: TrainConfig, run: Run | None) -> StreamSourc
 
 def read_data(source: Source, config: TrainConfig, run: Run, several: bool, progress: bool) -> ImageData:
     """Reads the images. Decoded pixels, and those that several processes share, are kept in the run folder or the configured one."""
-    cache = config.data.cache_dir or (run.path / "cache" if several or source.native_size is None else None)
+    cache = config.data.cache_dir or (run.cache if several or source.native_size is None else None)
     assert config.data.image_size is not None, "resolved"
     if isinstance(source, StreamSource):
         return source.image_data(
@@ -335,7 +340,7 @@ def explain_missing_config(run: Run) -> str:
     """The message for resuming a folder without config.yaml: the start was killed while it read the data, or the disk was full."""
     if run.checkpoint.exists():
         return f"{run.config} is missing, and the run cannot be resumed without it; restore it, or start a new run"
-    there = "; images that were read already are in its cache" if (run.path / "cache").is_dir() else ""
+    there = "; images that were read already are in its cache" if run.cache.is_dir() else ""
     return f"no training has started in {run.path}: repeat the whole command that started it, with --data and its other options{there}"
 
 

@@ -214,7 +214,7 @@ def _fit(
     check_batch_size(config.batch_size, images.num_train, num_processes(config))
     text = read_text(images, config, run, known=state is not None or run.rank > 0)
     with collect_warnings() as build_warnings:
-        framework = build_framework(config, images, None if text is None else text.tokenizer, state is not None, parts)
+        framework = build_framework(config, images, None if text is None else text.tokenizer, state is not None, parts, run.cache)
         framework.set_progress(0, config.epochs)  # raises warnings about the length of the training
         warn_if_silent(config.method, framework.silent_reason())
     framework.set_groups(None if images.groups is None else images.groups[: images.num_train])
