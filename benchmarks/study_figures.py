@@ -27,6 +27,8 @@ BASE, ELIMINATED, ATTRACTED = "simclr", "simclr+oracle", "simclr+oracle:attract"
 ACTIONS = {"eliminate": "Eliminate", "attract": "Attract"}
 SCALE = [[0, "#b2182b"], [0.25, "#ef8a62"], [0.5, "#f7f7f7"], [0.75, "#67a9cf"], [1, "#2166ac"]]
 INK, GRID = "#24292f", "#d8dee4"
+VARIANTS = ("(degrees)", "(late)", "(second head)")
+"""Rows that stand where the method itself stands, and are left out of the map."""
 Record = Mapping[str, Any]
 
 
@@ -122,7 +124,7 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
     for method, runs in rows.items():
         action, more = action_of(method), gain(rows, method, figure)
         last = [one["figures"] for one in runs.values() if "precision" in one["figures"] and one["figures"].get("flagged", 0) < 99]
-        if action is None or more is None or not last:
+        if action is None or more is None or not last or method.endswith(VARIANTS):
             continue
         made = "oracle" in method
         text = f" {more:+.1f}".replace("-", "−") if made else f" {_short(method)} {more:+.1f}".replace("-", "−")
@@ -190,9 +192,14 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
     return {"data": traces, "layout": layout}
 
 
+PLACES = {"fnc": "bottom center", "glofnd": "top center", "ifnd": "bottom right", "guide 10 %": "top right"}
+"""Where the name of a detector stands beside its circle, if not on the right: circles that are close together share no side."""
+
+
 def _beside(text: str) -> str:
-    """Where a label stands: detectors that lie close together get theirs above and below."""
-    return {"glofnd": "top center", "ifnd": "bottom right"}.get(text.split()[0], "middle right")
+    """The place of a label on the map."""
+    name = text.strip().rpartition(" ")[0]
+    return PLACES.get(name, "middle right")
 
 
 def _short(method: str) -> str:
@@ -204,7 +211,7 @@ def _short(method: str) -> str:
 
 def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]) -> dict[str, Any]:
     """Precision of the flagged pairs epoch by epoch, first seed."""
-    colours = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#57606a", "#9a6700", "#1b7c83"]
+    colours = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#57606a", "#9a6700", "#1b7c83", "#bf3989", "#24292f"]
     traces = []
     for place, method in enumerate(name for name in methods if name in rows):
         curve = next(iter(rows[method].values()))["curves"].get("precision", [])
@@ -272,7 +279,8 @@ def main() -> None:
         kin = [
             name
             for name in rows
-            if action_of(name) is not None and not any(part in name for part in ("oracle", "known", "guide", "teacher"))
+            if action_of(name) is not None
+            and not any(part in name for part in ("oracle", "known", "guide", "teacher", "degrees", "second head"))
         ]
         write_svg(over_epochs(rows, kin), options.images / "gain-epochs.svg", 700, 340)
 

@@ -98,7 +98,7 @@ def test_labels_are_looked_at_in_a_part_of_the_steps_of_a_long_epoch() -> None:
     """Every tenth; the share flagged is counted in every step. Of a short epoch every step counts."""
     trained = module()
     assert trained._judged_every == 1
-    trained.data.num_train = B * JUDGED_STEPS * JUDGED_EVERY
+    trained.data.num_train = B * JUDGED_STEPS * JUDGED_EVERY  # type: ignore[misc]
     launches, judged = [], []
     with pretended():
         trained.to("cuda")
@@ -108,8 +108,8 @@ def test_labels_are_looked_at_in_a_part_of_the_steps_of_a_long_epoch() -> None:
             trained.training_step(given, step)
             stats = trained.framework.stats
             launches.append(LOG.launches)
-            judged.append(int(stats.anchors.held))
-            assert int(stats.negatives.held) == B * 2 * (2 * B - 2)
+            judged.append(int(stats.anchors.held))  # type: ignore[attr-defined]
+            assert int(stats.negatives.held) == B * 2 * (2 * B - 2)  # type: ignore[attr-defined]
     assert judged == [B, *[0] * (JUDGED_EVERY - 1), B]
     assert launches[1] <= launches[0] - 20
     assert launches[-2] <= launches[-1] - 20
