@@ -6,7 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,14 @@ from kinfolk.clustering import PatchFeatures
 from kinfolk.data.images import ImageData
 from kinfolk.errors import UsageError
 from kinfolk.training import guides
-from kinfolk.training.build import with_absolute_paths
+from kinfolk.training.build import fit_to_data, resolve, with_absolute_paths
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.guides import guide_features
+from kinfolk.training.module import TrainingModule
+from kinfolk.training.train import train
+from tests.faults.inject import differences
 from tests.report.synthetic import images
+from tests.training.small import BARE
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +194,43 @@ def test_a_guide_that_is_not_named_is_made_from_the_images(tmp_path: Path, capsy
     assert "features: patches" in written
     assert "alpha: 0.1" in written
     assert "guide          patches" in capsys.readouterr().err
+
+
+def test_a_run_by_patches_goes_on_as_if_it_had_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"data": np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8), "method": "simclr+guide"}
+    given |= {"epochs": 2, "batch_size": 8, "settings": BARE, "progress": False}
+    whole = train(out=tmp_path / "whole", **given)
+    start = TrainingModule.on_train_epoch_start
+
+    def stopped(module: TrainingModule) -> None:
+        if module.current_epoch == 1:
+            raise OSError("stopped")
+        start(module)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "on_train_epoch_start", stopped)
+        with pytest.raises(Exception, match="stopped"):
+            train(out=tmp_path / "run", **given)
+    monkeypatch.setattr(PatchFeatures, "fit", None)  # the features are not made again
+    run = train(out=tmp_path / "run", resume=True, **given)
+    assert differences(run.path, whole.path) == []
+
+
+def test_a_run_that_eliminated_by_default_still_does(tmp_path: Path) -> None:
+    """Until attracting became the usual action of a guide, config.yaml did not name `eliminate`."""
+    data = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+    given: dict[str, Any] = {"batch_size": 8, "settings": BARE, "progress": False}
+    run = train(data, tmp_path / "run", method="simclr+guide:eliminate", epochs=1, **given)
+    run.config.write_text(run.config.read_text().replace("simclr+guide:eliminate", "simclr+guide"))
+    train(data, run.path, epochs=2, resume=True, **given)
+    assert TrainConfig.load(run.config).method == "simclr+guide:eliminate"
+    assert len(run.epochs()) == 2
+    with pytest.raises(UsageError, match=r"`method` \(='simclr\+guide:attract'\) was 'simclr\+guide'"):
+        train(data, run.path, method="simclr+guide", epochs=3, resume=True, **given)
+
+
+@pytest.mark.parametrize("method", ["clip+guide", "siglip+guide:reweight", "simclr", "simclr+known", "moco+guide"])
+def test_only_a_guide_of_images_is_made_from_patches(method: str) -> None:
+    source: Any = SimpleNamespace(native_size=(8, 8))
+    config = TrainConfig.of({"method": method, "detector": {"pairs": "x.csv"} if "known" in method else {}})
+    assert (fit_to_data(resolve(config), source).detector.get("features") == "patches") == (method == "moco+guide")

@@ -95,6 +95,17 @@ def parse(name: str) -> Method:
     return Method(framework, detector, cast(Action, action), variant)
 
 
+def stored_method(name: str) -> str:
+    """The method in the config.yaml of a run, with its action. Runs have never left out another action than `eliminate`, also before the
+    usual action of a detector was another one.
+
+    Example:
+        >>> stored_method("simclr+guide"), stored_method("simclr+guide:attract"), stored_method("simclr")
+        ('simclr+guide:eliminate', 'simclr+guide:attract', 'simclr')
+    """
+    return name if "+" not in name or name.rpartition(":")[2] in ACTIONS else f"{name}:eliminate"
+
+
 def framework_arguments(method: Method) -> dict[str, inspect.Parameter]:
     """Arguments of the framework that a user may set, from its signature."""
     return _settable(FRAMEWORKS[method.framework])

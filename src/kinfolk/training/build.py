@@ -27,7 +27,7 @@ from kinfolk.detectors import DETECTORS, Guide
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.frameworks.registry import Context, build, detector_arguments, framework_arguments, parse
+from kinfolk.frameworks.registry import Context, build, detector_arguments, framework_arguments, parse, stored_method
 from kinfolk.kinship import Interval, Keys, Roles
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
 from kinfolk.models.build import adapt
@@ -89,6 +89,8 @@ def assemble(
 
     If `method` differs from the method of the recipe, settings of the replaced parts are dropped with a warning. The result is resolved."""
     config = load_recipe(recipe) if recipe is not None else stored or TrainConfig()
+    if recipe is None and stored is not None:
+        config = stored.model_copy(update={"method": stored_method(stored.method)})
     given = {key: value for key, value in arguments.items() if value is not None} | parse_settings(settings)
     if recipe is not None and given.get("method") is not None:
         own = config.method

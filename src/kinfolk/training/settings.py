@@ -212,6 +212,7 @@ so that earlier run folders keep loading."""
 def result_settings(config: TrainConfig) -> dict[str, Any]:
     """The settings that determine the result, by key. All others may change on resuming."""
     settings = flat(config.model_dump(mode="json"))
+    settings["method"] = config.method.removesuffix(":eliminate")  # earlier runs never named it
     devices, nodes = settings.pop("trainer.devices"), settings.pop("trainer.num_nodes")
     settings[PROCESSES] = devices * nodes if isinstance(devices, int) else devices
     by_accuracy = "knn" in map(str, flat(config.detector).values())
