@@ -89,7 +89,7 @@ def test_few_samples_of_each_cluster_will_do() -> None:
 
 def test_empty_clusters_are_repaired() -> None:
     x, _ = blobs(4, 20)
-    start = x[:1].repeat(12, 1) + 100 * torch.arange(12).unsqueeze(1)  # all but one attract nobody
+    start = x[:1].repeat(12, 1) + 100 * torch.arange(12).unsqueeze(1)  # all but one attract nothing
     assert len(kmeans(x, 12, seed=0, init=start, iterations=1).labels.unique()) == 12  # type: ignore[no-untyped-call]
 
 

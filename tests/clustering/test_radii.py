@@ -30,7 +30,7 @@ def test_they_follow_the_spread_of_the_data(width: float) -> None:
     assert 0 < radii[0] < radii[1]
     assert largest(levels[1]) <= 0.1, "no giant cluster"
     alone = torch.bincount(levels[1], minlength=len(z))[levels[1]] == 1
-    assert alone.double().mean() < 0.95, "and not nobody"
+    assert alone.double().mean() < 0.95, "and some are not"
     assert largest(dbscan(z, [2 * radii[1]])[0]) > 0.1, "at twice the radius there is one"
 
 

@@ -65,7 +65,7 @@ def at(detector: StartAt, epoch: int) -> torch.Tensor:
     return step(detector, BLOCK)
 
 
-def test_nobody_is_flagged_before_the_epoch() -> None:
+def test_nothing_is_flagged_before_the_epoch() -> None:
     detector = StartAt(FNC(top_k=1), epoch=2)
     assert [bool(at(detector, epoch).any()) for epoch in range(4)] == [False, False, True, True]
 

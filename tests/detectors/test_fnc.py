@@ -47,7 +47,7 @@ def test_ties_with_the_last_are_kin_too_and_own_candidates_never() -> None:
     assert kin(FNC(top_k=2), block).tolist() == [[False, True, False, True, True]]
 
 
-def test_a_row_without_negatives_flags_nobody() -> None:
+def test_a_row_without_negatives_flags_nothing() -> None:
     block = Block(torch.full((1, 3), -torch.inf), torch.tensor([0]), torch.zeros(3, dtype=torch.int64), 1, torch.tensor([0]))
     assert not kin(FNC(fraction=0.5), block).any()
     assert not kin(FNC(top_k=2), block).any()

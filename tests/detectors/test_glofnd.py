@@ -235,7 +235,7 @@ def test_alpha_zero_says_nothing_at_all(shared: bool) -> None:
     assert not found.update
 
 
-def test_a_threshold_of_one_flags_nobody_even_where_rounding_goes_over_one() -> None:
+def test_a_threshold_of_one_flags_nothing_even_where_rounding_goes_over_one() -> None:
     sim = torch.full((1, 3), 1.0000001)
     block = Block(sim, torch.tensor([0]), torch.arange(3), 1, torch.tensor([3]))
     assert (sim > 1).all()

@@ -1,4 +1,4 @@
-"""The hierarchy as a detector: who is kin, how nearly, when it starts, and what crosses ranks and restarts."""
+"""The hierarchy as a detector: what is kin, how nearly, when it starts, and what crosses ranks and restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int 
                 assert degree_RC[i, j].item() == pytest.approx(agree / 3)
 
 
-def test_before_it_starts_and_at_level_one_nobody_is_kin() -> None:
+def test_before_it_starts_and_at_level_one_nothing_is_kin() -> None:
     z, ids = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8)
     plain = NTXent(0.1)(z[0], z[1], ids)
     assert torch.equal(NTXent(0.1, detector=Hierarchy(8))(z[0], z[1], ids), plain)

@@ -38,7 +38,7 @@ def test_what_shares_the_anchors_group_is_never_kin() -> None:
     assert not kin(Known(6, torch.tensor(PAIRS)), block).any()
 
 
-def test_no_pairs_flag_nobody() -> None:
+def test_no_pairs_flag_nothing() -> None:
     torch.manual_seed(0)
     z1, z2, ids = torch.randn(6, 4), torch.randn(6, 4), torch.arange(6)
     detector = Known(6, torch.zeros(0, 2, dtype=torch.int64))

@@ -29,7 +29,7 @@ def test_kin_share_a_cluster_in_any_clustering() -> None:
     assert len({tuple(level) for level in labels.tolist()}) == 3, "the clusterings differ"
 
 
-def test_nobody_is_kin_before_the_first_refresh() -> None:
+def test_nothing_is_kin_before_the_first_refresh() -> None:
     assert not kin(Neighbours(NUM_SAMPLES, num_clusters=5), random_block(0, [3, 17, 40, 8], num_views=1)).any()
 
 

@@ -1,4 +1,4 @@
-"""The oracle: equal known labels, nobody else."""
+"""The oracle: equal known labels, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The momentum copy: it follows, and is trained by nobody else."""
+"""The momentum copy: it follows, and is trained in no other way."""
 
 from __future__ import annotations
 

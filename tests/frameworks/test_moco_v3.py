@@ -37,7 +37,7 @@ def slow(framework: MoCoV3, views: Tensor, ids: Tensor, action: str | None = Non
     total = torch.zeros((), dtype=torch.float64)
     for query, key in ((queries[0], keys[1]), (queries[1], keys[0])):
         entries = [(k / k.norm(), int(i)) for k, i in zip(key, ids, strict=True)]
-        kinship = queues.nobody if action is None else lambda i, j: (0.5 if action == "reweight" else 1.0) * (label[i] == label[j])
+        kinship = queues.no_kin if action is None else lambda i, j: (0.5 if action == "reweight" else 1.0) * (label[i] == label[j])
         total = total + queues.moco(query, key, ids.tolist(), entries, T, kinship, action or "eliminate") / 2
     return total
 

@@ -16,7 +16,7 @@ from tests.scripted import Scripted, same_class
 
 ACTIONS: tuple[Action, ...] = ("eliminate", "attract", "reweight")
 GROUPS = [3, 3, -1, 0, 3, 0, 9, -1]
-KEYS = [3, 3, -3, 0, 3, 0, 9, -8]  # a group's own number, or one that nobody else has
+KEYS = [3, 3, -3, 0, 3, 0, 9, -8]  # a group's own number, or one that no other has
 
 
 def towers(n: int = 8, d: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -85,8 +85,8 @@ def test_the_same_class_attracted_is_supcon() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
     z1, z2 = views()
-    nobody = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
-    base, ours = NTXent(0.2)(z1, z2), NTXent(0.2, detector=nobody, action=action)(z1, z2)
+    no_kin = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
+    base, ours = NTXent(0.2)(z1, z2), NTXent(0.2, detector=no_kin, action=action)(z1, z2)
     assert torch.equal(base, ours)
     if action != "attract":  # attraction takes the products in another order
         assert all(torch.equal(a, b) for a, b in zip(gradients(base, z1, z2), gradients(ours, z1, z2), strict=True))

@@ -49,7 +49,7 @@ def test_what_is_not_attracted_is_the_base_loss(action: Any) -> None:
     torch.testing.assert_close(made[0], made[1])
 
 
-def test_nobody_close_is_the_base_loss_and_everybody_close_is_none() -> None:
+def test_no_close_sample_is_the_base_loss_and_all_close_is_none() -> None:
     z, ids, bank = batch()
     z.requires_grad_()
     base = NTXent(T).on(pairs(z, ids, bank))

@@ -52,7 +52,7 @@ def test_permuting_the_prototypes_changes_nothing() -> None:
     torch.testing.assert_close(moved, prototype_nce(anchors, prototypes, phi, labels))
 
 
-def test_an_empty_cluster_is_nobody_s_negative() -> None:
+def test_an_empty_cluster_is_no_negative() -> None:
     anchors, prototypes, phi, labels = case()
     phi[1] = 0
     others = torch.tensor([0, 2, 3, 4])

@@ -89,7 +89,7 @@ def test_a_key_of_another_label_is_only_pushed() -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_nobody_flagged_is_the_base_loss(action: Any) -> None:
+def test_nothing_flagged_is_the_base_loss(action: Any) -> None:
     base = RelativeContrast(T).on(pairs())
     for detector in (FNC(min_similarity=1.0), Oracle(torch.arange(10))):
         assert torch.equal(RelativeContrast(T, detector=detector, action=action).on(pairs()), base)

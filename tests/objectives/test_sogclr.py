@@ -148,9 +148,9 @@ def test_duplicates_of_an_id_store_the_mean_of_their_updates() -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss_bit_for_bit(action: Action) -> None:
-    nobody = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
+    no_kin = Scripted(lambda row, col: Roles(kin=Mask(row + col < 0)))
     z1, z2, ids = batch(0, [0, 1, 2, 3])
-    assert SogCLR(4, 0.2)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=nobody, action=action)(z1, z2, ids).item()
+    assert SogCLR(4, 0.2)(z1, z2, ids).item() == SogCLR(4, 0.2, detector=no_kin, action=action)(z1, z2, ids).item()
 
 
 def test_ids_out_of_range_and_wrong_gamma_are_named() -> None:

@@ -16,7 +16,7 @@ Kinship = Callable[[int, int], float]
 """Kinship in [0, 1] of an anchor and a candidate, by their positions in the batch."""
 
 
-def nobody(i: int, j: int) -> float:
+def no_kin(i: int, j: int) -> float:
     return 0.0
 
 
@@ -43,7 +43,7 @@ def roles(i: int, keys: Sequence[int], kinship: Kinship, action: str, stay: bool
     return positives, negatives
 
 
-def clip(images: Tensor, texts: Tensor, t: Tensor, keys: Sequence[int], kinship: Kinship = nobody, action: str = "eliminate") -> Tensor:
+def clip(images: Tensor, texts: Tensor, t: Tensor, keys: Sequence[int], kinship: Kinship = no_kin, action: str = "eliminate") -> Tensor:
     """Radford et al. 2021, figure 3, with false negatives; differentiable by the temperature too."""
     losses = []
     for anchors, candidates in directions(images, texts):
@@ -69,7 +69,7 @@ def sogclr(
     u: Averages,
     t: float,
     gamma: float,
-    kinship: Kinship = nobody,
+    kinship: Kinship = no_kin,
     action: str = "eliminate",
 ) -> tuple[float, Tensor, Averages]:
     """The value, a surrogate whose gradient is the estimator of appendix B (halved), and the new u."""
@@ -98,7 +98,7 @@ def fastclip(
     gamma: float,
     rho: float,
     epsilon: float,
-    kinship: Kinship = nobody,
+    kinship: Kinship = no_kin,
     action: str = "eliminate",
     released: bool = False,
 ) -> tuple[float, Tensor, Averages, list[dict[int, float]]]:

@@ -12,11 +12,11 @@ Kinship = Callable[[int, int], float]
 """Kinship in [0, 1] of two positions in the list of 2B views (z1 first, then z2)."""
 
 
-def nobody(i: int, j: int) -> float:
+def no_kin(i: int, j: int) -> float:
     return 0.0
 
 
-def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = nobody, action: str = "eliminate", rescale: bool = False) -> Tensor:
+def ntxent(z1: Tensor, z2: Tensor, t: float, kinship: Kinship = no_kin, action: str = "eliminate", rescale: bool = False) -> Tensor:
     """Mean over 2B anchors. `reweight`: the factor of a pair is 1 − kinship. `rescale`: as in GloFND's published code for SimCLR, the sum
     over the kept negatives is divided by their number and multiplied by 2(B − 1)."""
     z = [v / v.norm() for v in [*z1, *z2]]
@@ -62,7 +62,7 @@ def sogclr(
     u: dict[int, float],
     t: float,
     gamma: float,
-    kinship: Kinship = nobody,
+    kinship: Kinship = no_kin,
     action: str = "eliminate",
 ) -> tuple[float, Tensor, dict[int, float]]:
     """The value, a surrogate whose gradient is the paper's estimator, and the new u of the samples of the batch (ids distinct)."""

@@ -15,18 +15,18 @@ Kinship = Callable[[int, int], float]
 """Kinship in [0, 1] of an anchor's position in the batch and an entry's position in the queue or bank."""
 
 
-def nobody(i: int, j: int) -> float:
+def no_kin(i: int, j: int) -> float:
     return 0.0
 
 
 def moco(
-    queries: Tensor, keys: Tensor, ids: list[int], queue: Entries, t: float, kinship: Kinship = nobody, action: str = "eliminate"
+    queries: Tensor, keys: Tensor, ids: list[int], queue: Entries, t: float, kinship: Kinship = no_kin, action: str = "eliminate"
 ) -> Tensor:
     """Equation 4: the own positive is the key, the others are the queue's."""
     return _mean(queries, [key / key.norm() for key in keys], ids, queue, t, kinship, action)
 
 
-def ir(z: Tensor, ids: list[int], bank: Tensor, drawn: list[int], t: float, kinship: Kinship = nobody, action: str = "eliminate") -> Tensor:
+def ir(z: Tensor, ids: list[int], bank: Tensor, drawn: list[int], t: float, kinship: Kinship = no_kin, action: str = "eliminate") -> Tensor:
     """Equation 3: the own positive is M[i], the others are the entries drawn. `kinship` speaks of positions in `drawn`."""
     return _mean(z, [bank[i] for i in ids], ids, [(bank[j], j) for j in drawn], t, kinship, action)
 

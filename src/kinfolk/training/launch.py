@@ -239,8 +239,8 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _end_unless_failing)
     children = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
-    told, was = _LostChild(describe_saved), (children.level, children.propagate)
-    children.addHandler(told)
+    reporter, was = _LostChild(describe_saved), (children.level, children.propagate)
+    children.addHandler(reporter)
     children.setLevel(logging.INFO)
     children.propagate = False
     try:
@@ -253,7 +253,7 @@ def explain_lost_ranks(describe_saved: Callable[[], str]) -> Iterator[None]:
         ended = True
         raise RankLeftError(f"another process of this training has ended, and its own message says why; {describe_saved()}") from error
     finally:
-        children.removeHandler(told)
+        children.removeHandler(reporter)
         children.level, children.propagate = was
         if before is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN if ended else before)
