@@ -74,7 +74,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Embeds a folder of images: a run, torchvision/NAME, timm/NAME or patches. [dim]Default: a small encoder, trained briefly.[/]",
+            help="Embeds images: a run, torchvision/NAME, timm/NAME or patches. [dim]Default: a small encoder, trained briefly.[/]",
             rich_help_panel=DATA,
             show_default=False,
         ),
