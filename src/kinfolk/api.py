@@ -59,8 +59,8 @@ def train(
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
         method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
         epochs, batch_size, seed: settings of the training; `batch_size` is the total over all devices.
-        guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder, "timm/NAME" or "torchvision/NAME"; the same
-            as the setting `detector.features`.
+        guide: features for a method with `+guide`: a .npy or .safetensors file, a run folder, "timm/NAME", "torchvision/NAME" or "patches",
+            which is made from these images alone and is the default; the same as the setting `detector.features`.
         recipe: a ready configuration to start from, by name or path. With another `method` than that of the recipe, settings of the
             replaced parts are dropped.
         model: the name of an encoder, or a module that maps images (B, 3, H, W) to (B, F) or (B, F, H, W). A module is trained in place.

@@ -164,3 +164,17 @@ def test_without_labels_no_precision_is_claimed() -> None:
     assert decided.action == "attract"
     assert f"--guide timm/x --set detector.alpha={min(clear.suggested_alpha, 0.1):.2g}" in decided.commands[0][1]
     assert verdict(noise, OWN).action in ("none", "other pairs")
+
+
+@pytest.mark.parametrize(("noise", "action"), [(0.2, "attract"), (3.0, "other pairs")])
+def test_pairs_of_patches_are_judged_by_their_own_rows(noise: float, action: str) -> None:
+    x, labels = features(noise)
+    found = verdict(kf.audit(x, 0.05, labels), Provenance("photos/", encoder="k-means of patches of these images", guide="patches"))
+    assert found.action == action
+    assert "another model gained" not in found.advice
+    if action == "attract":
+        assert "Attracting the pairs of patches gained up to 13.1 points on GTSRB" in found.advice
+        assert "--guide patches --set detector.alpha=" in found.commands[0][1]
+    else:
+        assert found.advice.endswith("Attract those of another model.")
+        assert not any("--guide patches" in command for _, command in found.commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from kinfolk.cli import main
+from kinfolk.clustering import PatchFeatures
 
 
 def run(*words: str | Path) -> int:
@@ -171,6 +173,16 @@ def test_good_features_are_advised_as_a_guide_and_the_command_trains(tmp_path: P
     np.savez(tmp_path / "images.npz", images=np.random.default_rng(0).integers(0, 256, (200, 8, 8, 3), dtype=np.uint8))
     words[words.index("--data") + 1], words[words.index("--out") + 1] = str(tmp_path / "images.npz"), str(tmp_path / "run")
     assert run(*words[1:], "--epochs", "1", "--set", "model.width=4", "--no-report") == 0
+
+
+def test_patches_are_audited_as_a_guide_for_the_same_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatchFeatures, "fit", partial(PatchFeatures.fit, num_patches=20, samples=2000))
+    x = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", images=x)
+    assert run("advise", tmp_path / "data.npz", "--guide", "patches", "--out", tmp_path / "advice") == 0
+    assert "by k-means of patches of these images" in " ".join(capsys.readouterr().out.split())
 
 
 def test_weak_features_suggest_patches_and_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Opens what `kinfolk audit` is given: a file of features, a run, or images, which are embedded first.
 
-Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm (`encoder="timm/NAME"`), or, if no
-encoder is given, by a small encoder that is trained on them for a short time.
+Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm (`encoder="timm/NAME"`), by k-means of
+their own patches (`encoder="patches"`), or, if no encoder is given, by a small encoder that is trained on them for a short time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kinfolk.data.images import ImageData
+    from kinfolk.training.config import TrainConfig
 
-PACKAGES = ("torchvision/", "timm/", "open_clip/")
+PACKAGES, PATCHES = ("torchvision/", "timm/", "open_clip/"), "patches"
 GUIDES = (".npy", ".safetensors")
 """Files of features that `kinfolk train --guide` takes."""
 PIXELS = 64
@@ -78,7 +79,7 @@ def open_input(
     Args:
         given: a file of features, a run folder, or images (anything that `kinfolk train --data` takes; a file only with `encoder`).
         images: images of the rows of a file of features.
-        encoder: a run folder or torchvision/NAME, timm/NAME, open_clip/NAME, to embed images with; None trains a small encoder.
+        encoder: a run folder or torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed images with; None trains a small encoder.
         encoder_out: folder for the run of a short training.
         labels, keys, texts: files; see `annotations`.
         key: name of the features in a file with several arrays.
@@ -142,14 +143,15 @@ def _from_run(path: Path, progress: bool) -> AuditInput:
     features = opened.features(images, np.arange(images.num_train), progress=progress)
     source = None if images.stream is not None else open_data(None, opened.config, Run(path))
     data = opened.config.data
-    own = not _knows_more(opened.config.method)
+    own = not _knows_more(opened.config)
     origin = Provenance(data.source, data.labels_from_folders, False, f"the encoder of the run {path}", own, str(path))
     return _with_images(features, images, source, origin)
 
 
-def _knows_more(method: str) -> bool:
+def _knows_more(config: TrainConfig) -> bool:
     """Whether a training used labels or another model, so that its encoder knows more than the images alone show."""
-    return any(f"+{detector}" in method for detector in ("oracle", "guide", "known"))
+    by_patches = config.detector.get("features") == PATCHES
+    return not by_patches and any(f"+{detector}" in config.method for detector in ("oracle", "guide", "known"))
 
 
 def _with_images(features: NDArray[np.float32], images: ImageData, source: Any, origin: Provenance) -> AuditInput:
@@ -226,8 +228,8 @@ def _from_images(
     data: str, encoder: str | None, out: Path, labels_from_folders: bool, epochs: int | None, workers: int | None, progress: bool
 ) -> AuditInput:
     """Embeds images with a run, a pretrained network, or an encoder trained on them for a short time."""
-    if encoder is not None and encoder.startswith(PACKAGES):
-        return _by_pretrained(data, encoder, labels_from_folders, workers, progress)
+    if encoder is not None and (encoder.startswith(PACKAGES) or encoder == PATCHES):
+        return _by_guide(data, encoder, labels_from_folders, workers, progress)
     from kinfolk.data.open_source import open_source
     from kinfolk.training.load_run import open_run
 
@@ -236,7 +238,7 @@ def _from_images(
         opened.encoder()
         images = opened.data(data, labels_from_folders=labels_from_folders, workers=workers, progress=progress)
         words = f"the encoder of the run {encoder}"
-        own = _same_place(opened.config.data.source, data) and not _knows_more(opened.config.method)
+        own = _same_place(opened.config.data.source, data) and not _knows_more(opened.config)
     else:
         own = True
         settings, words = _train_briefly(data, out, labels_from_folders, epochs, progress)
@@ -267,14 +269,15 @@ def _train_briefly(data: str, out: Path, labels_from_folders: bool, epochs: int 
     return "resnet10, 32 × 32 pixels", f"simclr for {counted(epochs, 'epoch')}"
 
 
-def _by_pretrained(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
+def _by_guide(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
     """The features that `kinfolk train --guide` takes too."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
     from kinfolk.training.guides import guide_features
 
     source = open_source(data, labels_from_folders=labels_from_folders)
-    images = prepare(source, image_size=256, workers=workers, progress=progress)
+    images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, workers=workers, progress=progress)
     features = guide_features(encoder, images)
-    origin = Provenance(data, labels_from_folders, False, f"{encoder} with its pretrained weights", False, encoder)
+    words = "k-means of patches of these images" if encoder == PATCHES else f"{encoder} with its pretrained weights"
+    origin = Provenance(data, labels_from_folders, False, words, False, encoder)
     return _with_images(np.asarray(features.numpy(), dtype=np.float32), images, source, origin)

@@ -107,7 +107,7 @@ class Provenance:
 
     @property
     def source(self) -> Source:
-        return "own encoder" if self.own else "another model"
+        return "own encoder" if self.own else "patches" if self.guide == "patches" else "another model"
 
 
 UNKNOWN = Provenance()
@@ -224,9 +224,11 @@ def _advice(action: Action, origin: Provenance, alpha: float, precision: float, 
     if action == "attract":
         if_outside = "" if origin.encoder is not None else "if these features come from a model that was not trained on these images, "
         right = f" ({precision:.0%} of these pairs are right)" if measured else ""
+        rows = [row.precision for row in STUDY if (row.source, row.action) == (origin.source, "attract")]
         return (
-            f"Advice: {if_outside}attract the nearest {100 * alpha:.2g}% of the samples{right}. Attracting the pairs of another "
-            f"model gained up to {_gains('another model', 'attract')} (kNN). Only 13% to 47% of them were right; more pairs gained more."
+            f"Advice: {if_outside}attract the nearest {100 * alpha:.2g}% of the samples{right}. Attracting the pairs of "
+            f"{'patches' if origin.source == 'patches' else 'another model'} gained up to {_gains(origin.source, 'attract')} (kNN). "
+            f"Only {min(rows):.0%} to {max(rows):.0%} of them were right; more pairs gained more."
         )
     why = (
         "These features come from an encoder that was trained on the same images. Pairs that such an encoder finds gained nothing in the "
@@ -234,6 +236,8 @@ def _advice(action: Action, origin: Provenance, alpha: float, precision: float, 
         if origin.own
         else "These features are too weak as a guide: their pairs are hardly better than chance."
     )
+    if origin.source == "patches":
+        return f"Advice: do not use these pairs. {why} Attract those of another model."
     return (
         f"Advice: do not use these pairs. {why} Attract other pairs: those of another model, or those of patches of these images, which "
         f"need nothing from outside and gained {_gains('patches', 'attract')} (kNN) in short trainings of small encoders."
@@ -258,7 +262,7 @@ def _commands(action: Action, origin: Provenance, alpha: float, share: float) ->
             )
         )
     else:
-        commands += _other_pairs(data)
+        commands += _other_pairs(data, origin.source)
     commands.append(("Without pairs, with the share of false negatives as a prior (one run gained nothing)", prior))
     if origin.has_labels:
         gains = _gains("labels", "attract")
@@ -271,11 +275,12 @@ def _commands(action: Action, origin: Provenance, alpha: float, share: float) ->
     return commands
 
 
-def _other_pairs(data: str) -> list[tuple[str, str]]:
-    """Commands that attract pairs which the user's own encoder did not find."""
+def _other_pairs(data: str, source: Source) -> list[tuple[str, str]]:
+    """Commands that attract other pairs than those of `source`."""
     package = next((name for name in ("timm", "torchvision") if find_spec(name) is not None), None)
     needs = "" if package else " (after `pip install timm`)"
-    return [
-        ("Next", f"kinfolk train --data {data} --out runs/guided --method simclr+guide:attract --guide patches"),
-        (f"With the pairs of another model{needs}", f"kinfolk advise {data} --guide {package or 'timm'}/resnet50 --out advice-guide"),
-    ]
+    another = f"kinfolk advise {data} --guide {package or 'timm'}/resnet50 --out advice-guide"
+    if source == "patches":
+        return [(f"Next{needs}", another)]
+    by_patches = f"kinfolk train --data {data} --out runs/guided --method simclr+guide:attract --guide patches"
+    return [("Next", by_patches), (f"With the pairs of another model{needs}", another)]

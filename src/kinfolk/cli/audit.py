@@ -74,7 +74,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Embeds a folder of images: a run, or torchvision/NAME, timm/NAME. [dim]Default: a small encoder, trained briefly.[/]",
+            help="Embeds images: a run, torchvision/NAME, timm/NAME or patches. [dim]Default: a small encoder, trained briefly.[/]",
             rich_help_panel=DATA,
             show_default=False,
         ),
@@ -165,7 +165,7 @@ def advise(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Encoder to judge by: a run, or torchvision/NAME, timm/NAME. [dim]Default: a small encoder, trained briefly.[/]",
+            help="Encoder to judge by: a run, torchvision/NAME, timm/NAME or patches. [dim]Default: a small encoder, trained briefly.[/]",
             rich_help_panel=DATA,
             show_default=False,
         ),

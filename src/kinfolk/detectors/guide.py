@@ -253,7 +253,7 @@ def read_features(path: str | Path) -> Tensor:
     path = Path(path)
     if not path.is_file():
         raise UsageError(
-            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder or timm/NAME"
+            f"there is no file `{path}` of a guide's features; write one with `kinfolk embed`, or give a run folder, timm/NAME or patches"
         )
     try:
         if path.suffix == ".safetensors":
