@@ -85,4 +85,4 @@ def test_a_finished_run_is_left_alone(whole: Run, capsys: pytest.CaptureFixture[
     before = {path: path.stat().st_mtime_ns for path in whole.path.rglob("*")}
     assert train(**training(whole.path, resume=True, progress=True)).epochs() == whole.epochs()
     assert {path: path.stat().st_mtime_ns for path in whole.path.rglob("*")} == before
-    assert "is finished: 3 of 3 epochs" in capsys.readouterr().err
+    assert "is finished after 3 epochs" in capsys.readouterr().err
