@@ -185,7 +185,7 @@ def _run(
             mark_ready(run.launch)
         with logging_to(None, console):
             done = f"{run.path} is finished after {counted(config.epochs, 'epoch')}, there is nothing to resume"
-            LOG.info("%s", f"{done}; give a larger `epochs` to train further")
+            LOG.info("%s", f"{done}; give a larger `epochs` (--epochs) to train further")
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
