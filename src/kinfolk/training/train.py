@@ -37,6 +37,7 @@ from kinfolk.training.build import (
     fit_to_data,
     read_text,
     setting_origins,
+    warn_if_large,
     with_absolute_paths,
 )
 from kinfolk.training.checkpoint import read_checkpoint
@@ -193,6 +194,7 @@ def _run(
     source.release()
     with collect_warnings() as reduced:
         config = config if state is not None else fit_batch(config, images.num_train, chosen="batch_size" in origins)
+        warn_if_large(config)
     return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over, *reduced), origins, parts)
 
 
