@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from kinfolk.cli import main
 from kinfolk.cli.app import app as application
-from kinfolk.errors import InterruptedRunError, KinfolkError, UsageError
+from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 
 HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
 VERBS = ("train", "sweep", "eval", "embed", "report", "data", "methods", "recipes", "cnce", "audit", "advise", "compare", "export")
@@ -96,6 +97,20 @@ def test_an_error_is_one_message(
     shown = capsys.readouterr()
     assert shown.err.strip() == message
     assert shown.out == ""
+
+
+def test_a_warning_is_printed_once_per_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def app(*arguments: Any, **settings: Any) -> None:
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                warnings.warn("the run is not finished", KinfolkWarning, stacklevel=1)
+
+    monkeypatch.setattr("kinfolk.cli.app", app)
+    for _ in range(2):
+        monkeypatch.setattr("warnings.showwarning", warnings.showwarning)
+        assert left("report") == 0
+        assert capsys.readouterr().err == "Warning: the run is not finished\n"
 
 
 def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from kinfolk.errors import KinfolkWarning
-from kinfolk.training.build import assemble, fit_batch, fit_to_data, setting_origins
+from kinfolk.training.build import assemble, fit_batch, fit_to_data, setting_origins, warn_if_large
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.run_folder import Run
 from kinfolk.training.settings import describe_settings
@@ -149,3 +149,13 @@ def test_a_finished_run_is_extended_or_left_alone(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert rows[0]["lr"] < rows[1]["lr"], "the schedule is that of three epochs from here on"
     assert "`epochs` was 1 until now" in run.log.read_text(encoding="utf-8")
+
+
+def test_views_that_may_not_fit_into_memory_are_warned_about(recwarn: pytest.WarningsRecorder) -> None:
+    def sized(batch: int, side: int) -> TrainConfig:
+        return TrainConfig.of({"method": "simclr", "batch_size": batch, "views": {"size": side}, "trainer": {"devices": 1}})
+
+    warn_if_large(sized(1024, 224))
+    assert not recwarn.list
+    with pytest.warns(KinfolkWarning, match=r"a step of 128 samples with views of 1000 pixels .* smaller batch \(--batch-size 12\)"):
+        warn_if_large(sized(128, 1000))

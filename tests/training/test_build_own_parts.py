@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from kinfolk.plugins import load_plugins, register_detector
 from kinfolk.training.build import check_answer
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
+from kinfolk.training.settings import checked_arguments
 from kinfolk.training.train import train
 
 PLUGIN = Path(__file__).with_name("my_plugin.py")
@@ -114,6 +116,14 @@ def test_what_cannot_work_is_refused(tmp_path: Path, images: Any, given: dict[st
 def forget_plugin() -> None:
     DETECTORS.pop("nearest_of_test", None)
     sys.modules.pop("kinfolk_plugin_my_plugin", None)
+
+
+def test_arguments_without_annotation_can_be_set() -> None:
+    def detector(num_samples, margin=0.3):  # type: ignore[no-untyped-def]
+        pass
+
+    parameters = {"margin": inspect.signature(detector).parameters["margin"]}
+    assert checked_arguments(detector, parameters, {"margin": 0.2}, "detector", "mine") == {"margin": 0.2}
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ def test_a_new_or_empty_folder_is_free(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UsageError, match="already holds a run; resume it, overwrite it"):
+    with pytest.raises(UsageError, match=r"already holds a run; resume it \(--resume\), overwrite it \(--overwrite\)"):
         Run(tmp_path).require_unused()
     (tmp_path / "config.yaml").rename(tmp_path / "thesis.tex")
     with pytest.raises(UsageError, match="is not empty"):

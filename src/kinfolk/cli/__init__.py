@@ -19,12 +19,14 @@ from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, Us
 from kinfolk.files import why_failed
 
 FAILURE, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+_printed: set[str] = set()  # warnings of this command
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits with its code: 0 for success, 1 for a failure, 2 for a usage error, 130 for Ctrl-C, 143 for SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = _warn
+    _printed.clear()
     InterruptedRunError.latest = None
     _raise_for_one_ctrl_c()
     try:
@@ -85,7 +87,9 @@ def _warn(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: str | None = None
 ) -> None:
     if issubclass(category, KinfolkWarning):
-        _print("Warning", str(message))
+        if str(message) not in _printed:  # two steps of a command may read the same file
+            _printed.add(str(message))
+            _print("Warning", str(message))
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 

@@ -53,6 +53,7 @@ CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS, CPU_WIDTH = 64, 40, 30, 32
 """The same on a CPU, the number of epochs there, and the width of its resnet10 with the imagenet stem. A step takes a sixth of the time of
 resnet18, so that a thousand photos take minutes."""
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
+LARGE_STEP = 4 * 256 * 224**2  # pixels of the samples in a step on one device
 """With fewer samples the automatic batch is a power of two that gives an epoch at least so many steps, and is at least so large."""
 
 
@@ -211,6 +212,19 @@ def fit_batch(config: TrainConfig, num_train: int, chosen: bool) -> TrainConfig:
             stacklevel=2,
         )
     return config.model_copy(update={"batch_size": size})
+
+
+def warn_if_large(config: TrainConfig) -> None:
+    """Warns if a step has so many pixels that memory may not suffice: the system ends a process on a CPU without a message."""
+    side, size = config.views.size or 0, min(config.batch_size // num_processes(config), config.trainer.chunk_size or config.batch_size)
+    if size * side**2 > LARGE_STEP:
+        fits = max(2, LARGE_STEP // 4 // side**2)
+        warnings.warn(
+            f"a step of {size} samples with views of {side} pixels may need more memory than there is; if the training is killed, "
+            f"give a smaller batch (--batch-size {fits}) or smaller views (--image-size)",
+            KinfolkWarning,
+            stacklevel=2,
+        )
 
 
 def build_views(config: TrainConfig) -> Views:

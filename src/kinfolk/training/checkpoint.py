@@ -237,7 +237,7 @@ class CheckpointSaver(pl.Callback):
         )
         return InterruptedRunError(
             f"the training was ended by {why} after step {trainer.global_step} (epoch {trainer.current_epoch + 1} of {self.epochs}); "
-            f"everything is saved in {self.path}, resume it to go on exactly from there",
+            f"everything is saved in {self.path}, resume it (--resume) to go on exactly from there",
             self.received or signal.SIGTERM,
         )
 

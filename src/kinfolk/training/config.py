@@ -330,12 +330,16 @@ def refuse_not_finite(document: Mapping[str, Any], prefix: str = "") -> None:
             raise UsageError(f"`{prefix}{key}` (={value}) must be a finite number")
 
 
+REQUIRED_FILES = {"detector.pairs": "give the file of pairs with --known-kin FILE, such as pairs.parquet of `kinfolk audit`"}
+
+
 def validation_message(error: ValidationError, prefix: str = "") -> str:
     """The first error of a validation as a sentence: "`optimizer.lr` (=-1) must be greater than 0"."""
     first = error.errors(include_url=False)[0]
     place = prefix + ".".join(str(part) for part in first["loc"] if part not in ("int", "float") and not str(part).startswith("literal"))
     if first["type"] == "missing":
-        return f"`{place}` is required and was not given; set it with `{place}=VALUE`"
+        how = REQUIRED_FILES.get(place, f"set it with `{place}=VALUE`")
+        return f"`{place}` is required and was not given; {how}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"`{place}` (={first['input']!r}) must be {message}"

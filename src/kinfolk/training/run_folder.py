@@ -176,7 +176,7 @@ class Run:
             raise UsageError(f"`out` (={self.path}) is a file; give the name of a new folder")
         if self.path.is_dir() and not all(self._is_from_failed_start(entry) for entry in self.path.iterdir()):
             what = "already holds a run" if self.exists else "is not empty"
-            raise UsageError(f"`out` (={self.path}) {what}; resume it, overwrite it, or give another folder")
+            raise UsageError(f"`out` (={self.path}) {what}; resume it (--resume), overwrite it (--overwrite), or give another folder")
 
     def _is_from_failed_start(self, entry: Path) -> bool:
         """Whether a file is written before config.yaml, so that it does not mean that a run has started."""

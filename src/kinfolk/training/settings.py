@@ -169,8 +169,8 @@ def _filled(
 
 def _model_of(target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], section: str) -> type[BaseModel]:
     hints = typing.get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
-    fields: dict[str, Any] = {
-        name: (hints.get(name, parameter.annotation), ... if parameter.default is inspect.Parameter.empty else parameter.default)
+    fields: dict[str, Any] = {  # parameters of a plugin may have no annotation
+        name: (hints.get(name, Any), ... if parameter.default is inspect.Parameter.empty else parameter.default)
         for name, parameter in parameters.items()
     }
     return create_model(

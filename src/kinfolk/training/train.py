@@ -37,6 +37,7 @@ from kinfolk.training.build import (
     fit_to_data,
     read_text,
     setting_origins,
+    warn_if_large,
     with_absolute_paths,
 )
 from kinfolk.training.checkpoint import read_checkpoint
@@ -185,7 +186,7 @@ def _run(
             mark_ready(run.launch)
         with logging_to(None, console):
             done = f"{run.path} is finished after {counted(config.epochs, 'epoch')}, there is nothing to resume"
-            LOG.info("%s", f"{done}; give a larger `epochs` to train further")
+            LOG.info("%s", f"{done}; give a larger `epochs` (--epochs) to train further")
         return replace(run, unchanged=True)
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
@@ -193,6 +194,7 @@ def _run(
     source.release()
     with collect_warnings() as reduced:
         config = config if state is not None else fit_batch(config, images.num_train, chosen="batch_size" in origins)
+        warn_if_large(config)
     return _fit(run, config, images, state, overwrite, console, (*notes, *passed_over, *reduced), origins, parts)
 
 
