@@ -103,6 +103,7 @@ class Data(SimpleNamespace):
 
 @pytest.fixture(scope="module", autouse=True)
 def guide() -> Iterator[None]:
+    FEATURES.parent.mkdir(exist_ok=True)  # a worker that takes tests of this module again comes here again
     np.save(FEATURES, np.ones((200_000, 2), dtype=np.float16))
     yield
     shutil.rmtree(FEATURES.parent)
