@@ -21,6 +21,8 @@ from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
 from kinfolk.errors import UsageError, counted
+from kinfolk.models.build import PACKAGES
+from kinfolk.training.guides import PATCHES, guide_features
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
     from kinfolk.training.config import TrainConfig
 
-PACKAGES, PATCHES = ("torchvision/", "timm/", "open_clip/"), "patches"
 GUIDES = (".npy", ".safetensors")
 """Files of features that `kinfolk train --guide` takes."""
 PIXELS = 64
@@ -228,7 +229,7 @@ def _from_images(
     data: str, encoder: str | None, out: Path, labels_from_folders: bool, epochs: int | None, workers: int | None, progress: bool
 ) -> AuditInput:
     """Embeds images with a run, a pretrained network, or an encoder trained on them for a short time."""
-    if encoder is not None and (encoder.startswith(PACKAGES) or encoder == PATCHES):
+    if encoder is not None and (encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES)):
         return _by_guide(data, encoder, labels_from_folders, workers, progress)
     from kinfolk.data.open_source import open_source
     from kinfolk.training.load_run import open_run
@@ -273,7 +274,6 @@ def _by_guide(data: str, encoder: str, labels_from_folders: bool, workers: int |
     """The features that `kinfolk train --guide` takes too."""
     from kinfolk.data.open_source import open_source
     from kinfolk.data.prepare import prepare
-    from kinfolk.training.guides import guide_features
 
     source = open_source(data, labels_from_folders=labels_from_folders)
     images = prepare(source, image_size=PIXELS if encoder == PATCHES else 256, workers=workers, progress=progress)

@@ -73,14 +73,14 @@ def build_encoder(
     """
     package, slash, model = name.partition("/")
     encoder: ResNet | Adapted
-    if slash and package in _PACKAGES:
+    if slash and package in PACKAGES:
         if width is not None or zero_init_residual:
             raise UsageError(f"`width` and `zero_init_residual` are options of this library's ResNets, not of {name!r}.")
         if in_channels != 3:
             raise UsageError(
                 f"{name!r} takes images of 3 channels, not of `in_channels` (={in_channels}); choose one of {', '.join(ENCODERS)}."
             )
-        encoder = _PACKAGES[package](model, pretrained)
+        encoder = PACKAGES[package](model, pretrained)
     else:
         if name not in ENCODERS:
             raise UsageError(
@@ -145,7 +145,8 @@ def _open_clip(model: str, pretrained: bool) -> Adapted:
     return Adapted(visual, size)
 
 
-_PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {"torchvision": _torchvision, "timm": _timm, "open_clip": _open_clip}
+PACKAGES: dict[str, Callable[[str, bool], Adapted]] = {"torchvision": _torchvision, "timm": _timm, "open_clip": _open_clip}
+"""Packages whose models are named PACKAGE/MODEL."""
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

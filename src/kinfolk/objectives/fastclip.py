@@ -44,7 +44,7 @@ class RobustContrast(Averaged):
         num_samples, gamma: see `SogCLR`.
         temperature: t, or where each sample has its own the first one.
         rho: ρ.
-        epsilon: ε; pairs that are apart by far more than it takes are left in peace.
+        epsilon: ε. Samples whose u_i is far below it hardly pull or push.
         individual_lr: the step of a temperature of each sample's own; None: there is one for all.
         lowest, highest: of the individual temperatures.
         halved: whether log(ε + u_i) and ρ count half in the gradient by one temperature for all: this is half of the gradient that the

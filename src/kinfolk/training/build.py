@@ -53,8 +53,9 @@ CPU_LARGEST, CPU_CIFAR_STEM, CPU_EPOCHS, CPU_WIDTH = 64, 40, 30, 32
 """The same on a CPU, the number of epochs there, and the width of its resnet10 with the imagenet stem. A step takes a sixth of the time of
 resnet18, so that a thousand photos take minutes."""
 FEW_SAMPLES, STEPS_PER_EPOCH, SMALLEST_BATCH = 2048, 8, 16
-LARGE_STEP = 4 * 256 * 224**2  # pixels of the samples in a step on one device
 """With fewer samples the automatic batch is a power of two that gives an epoch at least so many steps, and is at least so large."""
+LARGE_STEP = 4 * 256 * 224**2
+"""Pixels of the samples in a step on one device, above which memory may not suffice."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from kinfolk.detectors.guide import read_features
 from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError, shown
 from kinfolk.files import write_atomically
-from kinfolk.models.build import build_encoder
+from kinfolk.models.build import PACKAGES, build_encoder
 from kinfolk.models.weights import load_encoder
 from kinfolk.training.config import TrainConfig
 
-PACKAGES = ("timm", "torchvision", "open_clip")
 SMALL, SMALL_SIDE, SIDE = 64, 128, 224
 """Models of other packages see images of 224 pixels a side, and images of up to 64 pixels enlarged to 128."""
 PATCHES, PATCHES_SIDE, PATCHES_IMAGES = "patches", 32, 10_000
