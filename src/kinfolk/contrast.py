@@ -40,7 +40,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
-from kinfolk.compiling import compiled
 from kinfolk.detectors.base import Detector, Found
 from kinfolk.kinship import Interval, Roles, Weighed, greater, weigh
 from kinfolk.pairs import LEFT_OUT, Block, Pairs, Policy, own_matches
@@ -95,7 +94,7 @@ class Across:
         return (sim_RC / self.temperature).add_(log_factor_C).add_(out_RC, alpha=LEFT_OUT).exp_()
 
 
-_BLOCK_ELEMENTS = {"cpu": 1 << 21, "default": 1 << 26}
+_BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}
 """Similarities at a time; on a CPU as many as stay in the cache between two passes, and make a product large enough to be fast."""
 _NOTHING = Found((Roles(),))
 
@@ -196,8 +195,8 @@ class Contrast:
                 sim_RC = block.sim_RC if level == len(found.levels) - 1 else block.sim_RC.clone()
                 alike = None if self.labels is None else self.labels.alike(block)
                 negatives_b = block.num_negatives_b if len(block.num_negatives_b) else None
-                weighed = compiled(weigh, self.compile)(
-                    sim_RC, negatives_b, roles, self.policy, temperature, self.labels is not None, self.reads_weight
+                weighed = weigh(
+                    sim_RC, negatives_b, roles, self.policy, temperature, self.labels is not None, self.reads_weight, self.compile
                 )
                 if alike is None:
                     counts.append(partial(_counted, negatives, weighed.flagged_R))
@@ -240,7 +239,7 @@ class Contrast:
             kin_mass_R=weighed.mass_R,
             kin_sum_R=weighed.pull_R,
             kin_lse_R=weighed.kin_lse_R,
-            mean_sim_R=None if mean_RD is None else (mean_RD * anchors_AD[rows]).sum(1),
+            mean_sim_R=None if mean_RD is None else normed((mean_RD * anchors_AD[rows]).sum(1), weighed),
             degree_RP=None if self.pairs.degree is None else self.pairs.degree[rows],
             learned=isinstance(temperature, Tensor),
         )
@@ -250,20 +249,24 @@ class Contrast:
         pairs = self.pairs
         keys_B, keys_C = (pairs.ids, pairs.candidate_ids) if pairs.candidate_groups is None else (pairs.groups, pairs.candidate_groups)
         assert keys_B is not None
-        views, num_candidates = pairs.num_views, len(candidates_CD)
+        views, num_candidates, on_cpu = pairs.num_views, len(candidates_CD), keys_C.device.type == "cpu"
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
+        if pairs.candidates is pairs.anchors and num_candidates**2 <= 2 * limit:
+            limit *= 2  # all in one block, which saves one of three products
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
-        sorted_C = keys_C.sort() if keys_C.device.type == "cpu" else None
+        if on_cpu:  # own candidates as places, whose number a CPU may know: a tenth of a whole block's time less
+            row_M, column_M, own_B = own_matches(keys_B, *keys_C.sort())
+            ends = [0, *own_B.cumsum(0).tolist()]
         counted = self.reads_weight or self.detector is not None or self.labels is not None
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
             key_b = keys_B[samples]
             sim_RC = anchors_AD[rows] @ candidates_CD.T
             sim_bVC = sim_RC.view(len(key_b), views, num_candidates)
-            if sorted_C is not None:  # as places, whose number a CPU may know: a tenth of a whole block's time less
-                row_M, column_M, own_b = own_matches(key_b, *sorted_C)
-                sim_bVC[row_M, :, column_M] = LEFT_OUT
-                number_b = (num_candidates - own_b).to(sim_RC.dtype)
+            if on_cpu:
+                own = slice(ends[first], ends[first + len(key_b)])
+                sim_bVC[row_M[own] - first, :, column_M[own]] = LEFT_OUT
+                number_b = (num_candidates - own_B[samples]).to(sim_RC.dtype)
             else:
                 own_bC = key_b.unsqueeze(1) == keys_C
                 sim_bVC.masked_fill_(own_bC.unsqueeze(1), LEFT_OUT)
@@ -271,8 +274,7 @@ class Contrast:
             guide = None if pairs.guide is None else pairs.guide[samples if len(pairs.guide) == len(pairs.ids) else rows]
             seen = self.compile, guide, pairs.candidate_guide, candidates_CD
             block = Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, number_b, *seen)
-            known = counted or sorted_C is not None
-            yield rows, block, partial(torch.mul, number_b, views) if known else partial(_negatives, key_b, keys_C, views)
+            yield rows, block, partial(torch.mul, number_b, views) if counted or on_cpu else partial(_negatives, key_b, keys_C, views)
 
 
 class _Gradient:
@@ -304,7 +306,7 @@ class _Gradient:
     ) -> None:
         """∂loss/∂s_ij = f_i p_ij / t + g_i y_ij, with f and g the derivatives by lse and by the sum over kin, and its two products."""
         anchors_RD = self.anchors_AD[rows]
-        scale_R1 = (terms.d_lse_R * (share / temperature)).unsqueeze(1)
+        scale_R1 = normed(terms.d_lse_R * (share / temperature), weighed).unsqueeze(1)
         square = self.together and self.moving and mean_RD is None and len(anchors_RD) == len(self.candidates_CD)
         outside = push_RC is None and weighed.target_RC is None and not square  # the row's factor is taken out of the matrix
         d_sim_RC = weighed.share_RC
@@ -412,6 +414,11 @@ def _negatives(key_b: Tensor, keys_C: Tensor, num_views: int) -> Tensor:
 
 def _counted(negatives: Callable[[], Tensor], flagged_R: Tensor | None) -> Tensor:
     return count(negatives(), flagged_R)
+
+
+def normed(values_R: Tensor, weighed: Weighed) -> Tensor:
+    """(R,) the factors of the rows of `share_RC`, and what is computed from it, as if its rows summed to 1."""
+    return values_R if weighed.norm_R is None else values_R * weighed.norm_R
 
 
 def joined(parts: list[Tensor]) -> Tensor:

@@ -39,7 +39,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.kinship import greater, others
+from kinfolk.detectors.selection import sampled
+from kinfolk.kinship import others
 
 State = dict[str, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
@@ -166,7 +167,7 @@ def track(sim_bM: Tensor, n_b: Tensor, state_b5: Tensor, drift: Tensor, at: Gain
 def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
     """(2, b) mean and spread of the entries that are not below −2, of which there are n; NaN where there are none."""
     if sim_bM.shape[1] > 2 * _SAMPLED:
-        sim_bM = sim_bM[:, :: sim_bM.shape[1] // _SAMPLED]
+        sim_bM = sampled(sim_bM, _SAMPLED, run=_SAMPLED // 8)  # in long runs: every fourth entry would cost as much as all of them
         n_b = others(sim_bM).sum(1)
     mean_b = F.threshold(sim_bM, -2.0, 0.0).sum(1) / n_b  # 0 in the place of what is below −2
     return torch.stack((mean_b, (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b))
@@ -202,16 +203,9 @@ def move_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> None:
 
 def above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
     """(2, b) the share of the n entries above the level, and the sum of s − level over them, divided by n."""
-    level_b1 = level_b.to(sim_bM.dtype).unsqueeze(1)
-    if torch.compiler.is_compiling():
-        excess_bM = sim_bM - level_b1
-        sums_2b = torch.stack((greater(excess_bM, 0.0).sum(1), excess_bM.relu().sum(1)))
-    else:  # one sum over both
-        both_2bM = sim_bM.new_empty(2, *sim_bM.shape)
-        excess_bM = torch.sub(sim_bM, level_b1, out=both_2bM[1])
-        torch.gt(excess_bM, 0.0, out=both_2bM[0])
-        excess_bM.relu_()
-        sums_2b = both_2bM.sum(2)
+    excess_bM = (sim_bM - level_b.to(sim_bM.dtype).unsqueeze(1)).relu_()
+    excess_b = excess_bM.sum(1)
+    sums_2b = torch.stack((excess_bM.sign_().sum(1), excess_b))
     return (sums_2b / n_b).to(level_b.dtype)
 
 
