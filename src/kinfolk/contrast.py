@@ -251,8 +251,6 @@ class Contrast:
         assert keys_B is not None
         views, num_candidates, on_cpu = pairs.num_views, len(candidates_CD), keys_C.device.type == "cpu"
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
-        if pairs.candidates is pairs.anchors and num_candidates**2 <= 2 * limit:
-            limit *= 2  # all in one block, which saves one of three products
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
         if on_cpu:  # own candidates as places, whose number a CPU may know: a tenth of a whole block's time less
             row_M, column_M, own_B = own_matches(keys_B, *keys_C.sort())

@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors.selection import sampled
-from kinfolk.kinship import others
+from kinfolk.kinship import others, parts
 
 State = dict[str, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
@@ -169,6 +169,10 @@ def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
     if sim_bM.shape[1] > 2 * _SAMPLED:
         sim_bM = sampled(sim_bM, _SAMPLED, run=_SAMPLED // 8)  # in long runs: every fourth entry would cost as much as all of them
         n_b = others(sim_bM).sum(1)
+    return _beside([_moments(*part) for part in parts(sim_bM, n_b)])
+
+
+def _moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
     mean_b = F.threshold(sim_bM, -2.0, 0.0).sum(1) / n_b  # 0 in the place of what is below −2
     return torch.stack((mean_b, (sim_bM - mean_b.unsqueeze(1)).relu_().sum(1) / n_b))
 
@@ -185,7 +189,11 @@ def counted(tail_b: Tensor, spread_b: Tensor, above_2b: Tensor, at: Gains) -> tu
     """(b,), (b,) step 3: the new β, and y. With q = 1 + p / κ they are (β + x / κ) / q and min((1 − a) q − 1, 1.5)."""
     share_b, excess_b = above_2b
     q_b = _affine(share_b, 1 / at.prior, 1.0)
-    tail_b = torch.addcdiv(tail_b, excess_b, spread_b * at.prior).div_(q_b).clamp_(min=at.least_tail)
+    if isinstance(at.prior, Tensor):
+        tail_b = torch.addcdiv(tail_b, excess_b, spread_b * at.prior)
+    else:
+        tail_b = torch.addcdiv(tail_b, excess_b, spread_b, value=1 / at.prior)
+    tail_b = tail_b.div_(q_b).clamp_(min=at.least_tail)
     return tail_b, _affine(q_b, 1 - at.weight, -1.0).clamp_(max=_LARGEST)
 
 
@@ -203,10 +211,23 @@ def move_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> None:
 
 def above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
     """(2, b) the share of the n entries above the level, and the sum of s − level over them, divided by n."""
-    excess_bM = (sim_bM - level_b.to(sim_bM.dtype).unsqueeze(1)).relu_()
-    excess_b = excess_bM.sum(1)
-    sums_2b = torch.stack((excess_bM.sign_().sum(1), excess_b))
-    return (sums_2b / n_b).to(level_b.dtype)
+    return (_beside([_above(*part) for part in parts(sim_bM, level_b.to(sim_bM.dtype))]) / n_b).to(level_b.dtype)
+
+
+def _above(sim_bM: Tensor, level_b: Tensor) -> Tensor:
+    if sim_bM.device.type == "cpu" or torch.compiler.is_compiling():
+        excess_bM = (sim_bM - level_b.unsqueeze(1)).relu_()
+        excess_b = excess_bM.sum(1)
+        return torch.stack((excess_bM.sign_().sum(1), excess_b))
+    both_2bM = sim_bM.new_empty(2, *sim_bM.shape)  # one sum over both: two launches less
+    excess_bM = torch.sub(sim_bM, level_b.unsqueeze(1), out=both_2bM[1])
+    torch.gt(excess_bM, 0.0, out=both_2bM[0])
+    excess_bM.relu_()
+    return both_2bM.sum(2)
+
+
+def _beside(found: list[Tensor]) -> Tensor:
+    return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 def batch_quantile(sim_bM: Tensor, n_b: Tensor, alpha: float | Tensor) -> Tensor:
