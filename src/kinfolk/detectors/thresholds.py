@@ -169,7 +169,7 @@ def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
     if sim_bM.shape[1] > 2 * _SAMPLED:
         sim_bM = sampled(sim_bM, _SAMPLED, run=_SAMPLED // 8)  # in long runs: every fourth entry would cost as much as all of them
         n_b = others(sim_bM).sum(1)
-    return _beside([_moments(*part) for part in parts(sim_bM, n_b)])
+    return _beside([_moments(sim_bM[rows], n_b[rows]) for rows in parts(sim_bM)])
 
 
 def _moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
@@ -211,7 +211,8 @@ def move_drift(drift: Tensor, y_b: Tensor, expected: float, at: Gains) -> None:
 
 def above(sim_bM: Tensor, n_b: Tensor, level_b: Tensor) -> Tensor:
     """(2, b) the share of the n entries above the level, and the sum of s − level over them, divided by n."""
-    return (_beside([_above(*part) for part in parts(sim_bM, level_b.to(sim_bM.dtype))]) / n_b).to(level_b.dtype)
+    bound_b = level_b.to(sim_bM.dtype)
+    return (_beside([_above(sim_bM[rows], bound_b[rows]) for rows in parts(sim_bM)]) / n_b).to(level_b.dtype)
 
 
 def _above(sim_bM: Tensor, level_b: Tensor) -> Tensor:
