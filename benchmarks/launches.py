@@ -1,11 +1,15 @@
 """Kernel launches of a whole training step, and how often the host waits for the device in it, for every framework.
 
     .venv/bin/python benchmarks/launches.py [--before OTHER/src]
+    .venv/bin/python benchmarks/launches.py --calls
 
 Counted on the pretended device of the tests (`tests/pretended/device.py`), which needs g++ and says nothing of time. A step is what a
 training does with a batch that is on the device: views, encoder, loss, check of the loss, backward pass, optimiser (SGD), queue or momentum
 encoder, and metrics with labels. Encoder and heads have one linear layer each, so that what is counted is kinfolk's own work; nothing is
 compiled. With `--before`, the source folder of an older version is counted too, and a cell shows both: before → after.
+
+With `--calls` it is one call of a loss, forward and backward, eager and compiled, as a training on a GPU has it by default. What is compiled
+counts as the groups of operations that the compiler fuses on a CPU, each of which would be one kernel; Triton was not asked.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +134,100 @@ def count_all() -> dict[str, tuple[int, int]]:
     return {name + also: count(name + also, given) for name, given in FRAMEWORKS.items() if name in known for also in DETECTORS}
 
 
+def loss_calls() -> dict[str, tuple[Any, bool]]:
+    """Losses whose calls are counted, and whether labels are watched."""
+    import kinfolk as kf
+
+    def glofnd() -> Any:
+        return kf.GloFND(N, alpha=0.05)
+
+    return {
+        "NTXent": (lambda compiles: kf.NTXent(0.1, compile=compiles), False),
+        "NTXent + GloFND": (lambda compiles: kf.NTXent(0.1, detector=glofnd(), compile=compiles), False),
+        "SogCLR + GloFND": (lambda compiles: kf.SogCLR(N, 0.1, detector=glofnd(), compile=compiles), False),
+        "SogCLR + GloFND, labels watched": (lambda compiles: kf.SogCLR(N, 0.1, detector=glofnd(), compile=compiles), True),
+    }
+
+
+def call(make: Any, labelled: bool, compiles: bool, device: bool) -> tuple[int, int]:
+    """Launches and waits of the second call of a loss."""
+    loss_fn = make(compiles)
+    if labelled:
+        loss_fn.set_eval_labels(torch.arange(N) % 8)
+    place = on_device if device else torch.Tensor.clone
+    with pretended() if device else nullcontext():
+        loss_fn = loss_fn.to("cuda") if device else loss_fn
+        for number in range(2):
+            draw = torch.Generator().manual_seed(number)
+            views = [place(x).requires_grad_() for x in torch.randn(2, B, D, generator=draw)]
+            ids = place(torch.randperm(N, generator=draw)[:B])
+            LOG.reset()
+            loss_fn(*views, ids).backward()
+            assert not labelled or loss_fn.stats
+    return LOG.launches, sum(LOG.waits.values())
+
+
+def compiled_call(make: Any, labelled: bool) -> tuple[int, int]:
+    """The same with what is compiled counted as the groups that the compiler makes of it."""
+    from torch._inductor import config, scheduler
+
+    from kinfolk import compiling, kinship
+
+    groups: dict[str, int] = {}
+    fused, generate = list[int](), scheduler.Scheduler.codegen
+
+    def counting(self: Any, *given: Any, **named: Any) -> Any:
+        fused.append(len(self.nodes))
+        return generate(self, *given, **named)
+
+    def first(function: Any) -> Any:
+        made = torch.compile(function, dynamic=True)
+
+        def run(*given: Any) -> Any:
+            fused.clear()
+            out = made(*given)
+            groups.setdefault(function.__name__, sum(fused))
+            return out
+
+        return run
+
+    def second(function: Any) -> Any:
+        def run(*given: Any) -> Any:
+            before = LOG.launches
+            out = function(*given)
+            LOG.launches = before + groups[function.__name__]
+            return out
+
+        return run
+
+    def softmax(logit_RC: Any, t: Any, *_: Any) -> Any:
+        return kinship.shares(kinship.divided(logit_RC, t))  # as on an accelerator
+
+    def finished(share_RC: Any, t: Any) -> Any:
+        return share_RC, None, share_RC[:, 0]
+
+    on_a_cpu = (
+        patch.object(scheduler.Scheduler, "codegen", counting),
+        patch.object(kinship, "hardened", softmax),
+        patch.object(kinship, "exponentials", finished),
+        patch.object(compiling, "_compiled", first),
+        config.patch(force_disable_caches=True),
+    )
+    with ExitStack() as stack:
+        for one in on_a_cpu:
+            stack.enter_context(one)
+        call(make, labelled, compiles=True, device=False)
+    with patch.object(compiling, "_compiled", second):
+        return call(make, labelled, compiles=True, device=True)
+
+
+def print_calls() -> None:
+    print("| a call of | launches / waits, eager | compiled |\n|---|---|---|")
+    for name, (make, labelled) in loss_calls().items():
+        eager, compiled = call(make, labelled, compiles=False, device=True), compiled_call(make, labelled)
+        print(f"| {name} | {eager[0]} / {eager[1]} | {compiled[0]} / {compiled[1]} |")
+
+
 def of_version(source: Path) -> dict[str, list[int]]:
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--json"]
@@ -140,8 +239,12 @@ def of_version(source: Path) -> dict[str, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Launches and waits of a training step on a pretended device.")
     parser.add_argument("--before", type=Path, help="source folder of an older version")
+    parser.add_argument("--calls", action="store_true", help="count calls of losses instead, eager and compiled")
     parser.add_argument("--json", action="store_true", help="print the counts of the version that is installed, and nothing else")
     options = parser.parse_args()
+    if options.calls:
+        print_calls()
+        return
     if options.json:
         print(json.dumps(count_all()))
         return

@@ -35,6 +35,15 @@ def test_a_step_is_counted(method: str) -> None:
     assert 100 < number < 500, "less than the 775 and 687 of before"
 
 
+@pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
+def test_a_compiled_call_has_fewer_launches() -> None:
+    make, labelled = launches.loss_calls()["NTXent + GloFND"]
+    eager, compiled = launches.call(make, labelled, compiles=False, device=True), launches.compiled_call(make, labelled)
+    assert eager[1] == compiled[1] == 0
+    assert compiled[0] <= 70
+    assert compiled[0] < eager[0]
+
+
 def test_the_table_has_every_framework() -> None:
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z0-9-]+)` \| [0-9,–]+ → [0-9,]+ \|", page, re.MULTILINE)

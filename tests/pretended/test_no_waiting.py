@@ -191,9 +191,9 @@ def test_a_broken_step_does_not_reach_a_hierarchy() -> None:
 
 LAUNCHES: dict[str, tuple[int, Callable[[], Any], bool]] = {
     "NTXent": (34, lambda: NTXent(temperature=0.1), False),
-    "NTXent + GloFND": (92, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
-    "SogCLR + GloFND": (120, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
-    "with labels": (153, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
+    "NTXent + GloFND": (91, lambda: NTXent(temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "SogCLR + GloFND": (119, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), False),
+    "with labels": (152, lambda: SogCLR(N, temperature=0.1, detector=GloFND(N, alpha=0.1)), True),
 }
 
 
