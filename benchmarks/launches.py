@@ -8,7 +8,7 @@ training does with a batch that is on the device: views, encoder, loss, check of
 encoder, and metrics with labels. Encoder and heads have one linear layer each, so that what is counted is kinfolk's own work; nothing is
 compiled. With `--before`, the source folder of an older version is counted too, and a cell shows both: before → after.
 
-With `--calls` it is one call of a loss, forward and backward, eager and compiled, as a training on a GPU has it by default. What is compiled
+With `--calls` it is one call of a loss, forward and backward, eager and compiled (the default of a training on a GPU). What is compiled
 counts as the groups of operations that the compiler fuses on a CPU, each of which would be one kernel; Triton was not asked.
 """
 
@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,20 +167,19 @@ def call(make: Any, labelled: bool, compiles: bool, device: bool) -> tuple[int, 
     return LOG.launches, sum(LOG.waits.values())
 
 
-def compiled_call(make: Any, labelled: bool) -> tuple[int, int]:
-    """The same with what is compiled counted as the groups that the compiler makes of it."""
+def groups_of(make: Any, labelled: bool) -> dict[str, int]:
+    """How many groups of operations the compiler makes of each function of a loss, on a CPU, with the softmax of an accelerator."""
     from torch._inductor import config, scheduler
 
     from kinfolk import compiling, kinship
 
-    groups: dict[str, int] = {}
-    fused, generate = list[int](), scheduler.Scheduler.codegen
+    groups, fused, generate = dict[str, int](), list[int](), scheduler.Scheduler.codegen
 
     def counting(self: Any, *given: Any, **named: Any) -> Any:
         fused.append(len(self.nodes))
-        return generate(self, *given, **named)
+        return generate(self, *given, **named)  # type: ignore[no-untyped-call]
 
-    def first(function: Any) -> Any:
+    def compiled(function: Any) -> Any:
         made = torch.compile(function, dynamic=True)
 
         def run(*given: Any) -> Any:
@@ -191,7 +190,24 @@ def compiled_call(make: Any, labelled: bool) -> tuple[int, int]:
 
         return run
 
-    def second(function: Any) -> Any:
+    with (
+        patch.object(scheduler.Scheduler, "codegen", counting),
+        patch.object(kinship, "hardened", lambda logit_RC, t, *_: kinship.shares(kinship.divided(logit_RC, t))),
+        patch.object(kinship, "exponentials", lambda share_RC, _: (share_RC, None, share_RC[:, 0])),
+        patch.object(compiling, "_compiled", compiled),
+        config.patch(force_disable_caches=True),
+    ):
+        call(make, labelled, compiles=True, device=False)
+    return groups
+
+
+def compiled_call(make: Any, labelled: bool) -> tuple[int, int]:
+    """Launches and waits of a call, where each function that is compiled counts as the groups that the compiler makes of it."""
+    from kinfolk import compiling
+
+    groups = groups_of(make, labelled)
+
+    def counted(function: Any) -> Any:
         def run(*given: Any) -> Any:
             before = LOG.launches
             out = function(*given)
@@ -200,24 +216,7 @@ def compiled_call(make: Any, labelled: bool) -> tuple[int, int]:
 
         return run
 
-    def softmax(logit_RC: Any, t: Any, *_: Any) -> Any:
-        return kinship.shares(kinship.divided(logit_RC, t))  # as on an accelerator
-
-    def finished(share_RC: Any, t: Any) -> Any:
-        return share_RC, None, share_RC[:, 0]
-
-    on_a_cpu = (
-        patch.object(scheduler.Scheduler, "codegen", counting),
-        patch.object(kinship, "hardened", softmax),
-        patch.object(kinship, "exponentials", finished),
-        patch.object(compiling, "_compiled", first),
-        config.patch(force_disable_caches=True),
-    )
-    with ExitStack() as stack:
-        for one in on_a_cpu:
-            stack.enter_context(one)
-        call(make, labelled, compiles=True, device=False)
-    with patch.object(compiling, "_compiled", second):
+    with patch.object(compiling, "_compiled", counted):
         return call(make, labelled, compiles=True, device=True)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -37,11 +38,13 @@ def test_a_step_is_counted(method: str) -> None:
 
 @pytest.mark.skipif(not AVAILABLE, reason="the pretended device needs g++")
 def test_a_compiled_call_has_fewer_launches() -> None:
+    """Of a compiler that would fuse each function into one kernel; the benchmark asks the real one."""
     make, labelled = launches.loss_calls()["NTXent + GloFND"]
-    eager, compiled = launches.call(make, labelled, compiles=False, device=True), launches.compiled_call(make, labelled)
+    eager = launches.call(make, labelled, compiles=False, device=True)
+    with patch.object(launches, "groups_of", lambda *_: {"track": 1, "_weighted": 1}):
+        compiled = launches.compiled_call(make, labelled)
     assert eager[1] == compiled[1] == 0
-    assert compiled[0] <= 70
-    assert compiled[0] < eager[0]
+    assert compiled[0] < eager[0] - 20
 
 
 def test_the_table_has_every_framework() -> None:
