@@ -177,14 +177,14 @@ def groups_of(make: Any, labelled: bool) -> dict[str, int]:
 
     def counting(self: Any, *given: Any, **named: Any) -> Any:
         fused.append(len(self.nodes))
-        return generate(self, *given, **named)  # type: ignore[no-untyped-call]
+        return generate(self, *given, **named)
 
     def compiled(function: Any) -> Any:
         made = torch.compile(function, dynamic=True)
 
         def run(*given: Any) -> Any:
             fused.clear()
-            out = made(*given)
+            out = made(*given)  # type: ignore[no-untyped-call]
             groups.setdefault(function.__name__, sum(fused))
             return out
 
