@@ -95,7 +95,7 @@ class Across:
 
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}
-"""Similarities at a time; on a CPU as many as stay in the cache between two passes, and make a product large enough to be fast."""
+"""Similarities at a time; on a CPU so many that products are fast and the last-level cache holds them, and a batch of 1,024 pairs is one block."""
 _NOTHING = Found((Roles(),))
 
 

@@ -66,7 +66,7 @@ class Objective(nn.Module, ABC):
         kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
         own_weight: with "attract", the share of the pull that the own positives keep, in [0, 1]; kin share the rest by their degrees.
             Without kin the own positives have all of it. None: an own positive counts as much as kin with the degree 1.
-        block_rows: rows of similarities held at a time; None: so many that a block has some two million entries, on a CPU.
+        block_rows: rows of similarities held at a time; None: so many that a block has some four million entries, on a CPU.
         gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
         compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
     """
