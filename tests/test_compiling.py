@@ -67,6 +67,22 @@ def test_one_graph_serves_all_sizes(traced: list[int], detector: str, action: Ac
     assert len(traced) == (2 if detector == "glofnd" else 1), "one graph of the block, and one of the detector's own"
 
 
+@pytest.mark.skipif(not compiling.can_compile(), reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+def test_one_set_of_kernels_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the real compiler, which makes graphs anew for numbers that it takes for constants."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiling, "_compiled", functools.cache(lambda function: torch.compile(function, dynamic=True)))
+    loss_fn, eager = (NTXent(0.2, detector=GloFND(N, alpha=0.1), compile=which) for which in (True, False))
+    made = []
+    for number in (9, 12, 7):
+        given = views(number)
+        torch.testing.assert_close(loss_fn(*given), eager(*given))
+        made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert made[0] == made[1] == made[2]
+    torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of the compiler itself
 @pytest.mark.parametrize("make", [lambda: SogCLR(N, 0.2), lambda: CLIPLoss(0.2)])
 def test_a_loss_inside_a_compiled_step_is_the_same(make: Callable[[], torch.nn.Module]) -> None:

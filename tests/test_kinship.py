@@ -100,6 +100,17 @@ def test_a_loss_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch, detector: 
             torch.testing.assert_close(split, whole, equal_nan=True)  # a schedule that has not begun is NaN
 
 
+def test_mean_and_spread_are_those_of_all_candidates_where_few_are_read() -> None:
+    """Candidates of a bank may stand class by class."""
+    g = torch.Generator().manual_seed(0)
+    class_C = torch.arange(20_000) // 200
+    sim_bM = 0.3 * torch.randn(6, 100, generator=g)[:, class_C] + 0.1 * torch.randn(6, 20_000, generator=g)
+    found_2b = thresholds.moments(sim_bM, torch.full((6,), 20_000.0))
+    mean_b = sim_bM.mean(1)
+    torch.testing.assert_close(found_2b[0], mean_b, atol=0.02, rtol=0)  # runs of 512 are 0.07 off
+    torch.testing.assert_close(found_2b[1], (sim_bM - mean_b.unsqueeze(1)).relu().mean(1), atol=0, rtol=0.05)
+
+
 def test_means_and_counts_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     sim_bM, n_b, level_b = similarities(9, 40), torch.full((9,), 39.0), torch.linspace(-0.5, 0.5, 9)
     whole = thresholds.moments(sim_bM, n_b), thresholds.above(sim_bM, n_b, level_b)

@@ -1,17 +1,4 @@
-"""What one direction of a two-way contrast adds to the gradient of the other: four matrix products for both, instead of six.
-
-Images i and texts j have one matrix of similarities, and the two directions their losses of it:
-
-    loss = Σ_i f_i(lse_i) + Σ_j f'_j(lse'_j),     lse'_j = log Σ_i v_ij exp(s_ij / t)
-    ∂loss/∂s_ij = f_i' p_ij / t + f'_j' q_ij / t,     q_ij = v_ij exp(s_ij / t − lse'_j)
-
-The texts' direction is evaluated first and without gradient: one product, after which a text is known by lse'_j, its derivative, and the
-similarities above and up to which v_ij is 0. With these the images' direction, where a block of s is at hand, has the second term as well,
-and takes the two products of the gradient from the sum. Under a process group only these numbers cross ranks.
-
-Dimension key: R rows of a block, C candidates, P own positives.
-
-The engine: similarities in row blocks, one pass, exact gradient, memory linear in the batch.
+"""The engine: similarities in row blocks, one pass, exact gradient, memory linear in the batch.
 
 For every block of anchors: similarities to all candidates → the detector's selection → weights and targets → row terms (`kinship.weigh`)
 → the objective's loss and its derivatives by the row terms → the gradient: three matrix products in all. No A × C matrix outlives its
@@ -23,6 +10,17 @@ Written by hand because autograd keeps the whole matrix several times over. A le
 gradient, as s is itself a product:
 
     ∂lse_i/∂t = −s̄_i / t²,   s̄_i = Σ_j p_ij s_ij = a_i · Σ_j p_ij c_j
+
+Two directions: what one direction of a two-way contrast adds to the gradient of the other: four matrix products for both, instead of six.
+
+Images i and texts j have one matrix of similarities, and the two directions their losses of it:
+
+    loss = Σ_i f_i(lse_i) + Σ_j f'_j(lse'_j),     lse'_j = log Σ_i v_ij exp(s_ij / t)
+    ∂loss/∂s_ij = f_i' p_ij / t + f'_j' q_ij / t,     q_ij = v_ij exp(s_ij / t − lse'_j)
+
+The texts' direction is evaluated first and without gradient: one product, after which a text is known by lse'_j, its derivative, and the
+similarities above and up to which v_ij is 0. With these the images' direction, where a block of s is at hand, has the second term as well,
+and takes the two products of the gradient from the sum. Under a process group only these numbers cross ranks.
 
 Dimension key: A anchors, C candidates, D embedding, P own positives, R rows of a block, b samples of a block.
 """
@@ -95,7 +93,8 @@ class Across:
 
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 26}
-"""Similarities at a time; on a CPU so many that products are fast and the last-level cache holds them, and a batch of 1,024 pairs is one block."""
+"""Similarities at a time. On a CPU 16 MB, which a last-level cache may hold: with 512 rows at batch 4,096 a loss takes 440 ms, with 256 or
+1,024 rows 460. And a batch of 1,024 pairs is one block, whose gradient takes two products instead of three."""
 _NOTHING = Found((Roles(),))
 
 
@@ -252,19 +251,17 @@ class Contrast:
         views, num_candidates, on_cpu = pairs.num_views, len(candidates_CD), keys_C.device.type == "cpu"
         limit = _BLOCK_ELEMENTS.get(anchors_AD.device.type, _BLOCK_ELEMENTS["default"])
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
-        if on_cpu:  # own candidates as places, whose number a CPU may know: a tenth of a whole block's time less
-            row_M, column_M, own_B = own_matches(keys_B, *keys_C.sort())
-            ends = [0, *own_B.cumsum(0).tolist()]
+        sorted_C = keys_C.sort() if on_cpu else None
         counted = self.reads_weight or self.detector is not None or self.labels is not None
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
             key_b = keys_B[samples]
             sim_RC = anchors_AD[rows] @ candidates_CD.T
             sim_bVC = sim_RC.view(len(key_b), views, num_candidates)
-            if on_cpu:
-                own = slice(ends[first], ends[first + len(key_b)])
-                sim_bVC[row_M[own] - first, :, column_M[own]] = LEFT_OUT
-                number_b = (num_candidates - own_B[samples]).to(sim_RC.dtype)
+            if sorted_C is not None:  # as places, whose number a CPU may know: a tenth of a whole block's time less
+                row_M, column_M, own_b = own_matches(key_b, *sorted_C)
+                sim_bVC[row_M, :, column_M] = LEFT_OUT
+                number_b = (num_candidates - own_b).to(sim_RC.dtype)
             else:
                 own_bC = key_b.unsqueeze(1) == keys_C
                 sim_bVC.masked_fill_(own_bC.unsqueeze(1), LEFT_OUT)
@@ -415,7 +412,7 @@ def _counted(negatives: Callable[[], Tensor], flagged_R: Tensor | None) -> Tenso
 
 
 def normed(values_R: Tensor, weighed: Weighed) -> Tensor:
-    """(R,) the factors of the rows of `share_RC`, and what is computed from it, as if its rows summed to 1."""
+    """(R,) `values_R`, each multiplied by what makes its row of `share_RC` sum to 1."""
     return values_R if weighed.norm_R is None else values_R * weighed.norm_R
 
 

@@ -3,8 +3,9 @@
     lse_i = log Σ_j w_ij exp(s_ij / t),     pull_i = Σ_j y_ij s_ij
 
 w_ij is 1 for a negative; for kin it is 0 with `eliminate`, 1 − degree with `reweight`. y_ij is the degree of kin with `attract`, else 0.
-All functions are pure and have no shapes or branches that depend on values, so that `torch.compile` fuses them with the softmax. Masks
-are numbers, 1 and 0, as weights are: without a compiler, a CPU sums and multiplies numbers several times faster than it handles bools.
+No shape or branch depends on values, so that `torch.compile` fuses the functions; on a CPU the softmax follows outside of the graph, and
+the host may look at values. The similarities of a block are overwritten. Masks are numbers, 1 and 0, as weights are: without a compiler, a
+CPU sums and multiplies numbers several times faster than it handles bools.
 
 Dimension key: R rows of a block, C candidates, L levels of keys, K ids listed for a row.
 """
@@ -25,7 +26,7 @@ from kinfolk.pairs import LEFT_OUT, Policy
 EMPTY = LEFT_OUT / 1e10
 """A log-sum-exp below this is that of a row without any negative."""
 _CACHED = 1 << 19
-"""Entries of a matrix that stay in the cache of a CPU."""
+"""Entries that `parts` takes at a time: 2 MB, which stay in the cache of a core while a few passes go over them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Interval:
     graded = False
 
     def of_rows(self, rows: slice, number: int) -> Interval:
-        """The bounds of these of so many rows."""
+        """The bounds of some of `number` rows, expanded from samples if needed."""
         lower_R, upper_R = (None if bound is None else _of_rows(bound, number)[rows] for bound in (self.lower_R, self.upper_R))
         return replace(self, lower_R=lower_R, upper_R=upper_R)
 
@@ -203,8 +204,8 @@ class Weighed:
 
     Args:
         share_RC: p_ij = w_ij exp(s_ij / t − lse_i), up to a factor of each row.
-        norm_R: that factor, by which a row is still to be multiplied, as it is cheaper taken into numbers of the row than into the matrix.
-            None: nothing is left to do.
+        norm_R: that factor, by which a row is still to be multiplied; it is cheaper to multiply numbers of the row than the matrix. None:
+            the rows already sum to 1.
         lse_R: log Σ_j w_ij exp(s_ij / t); below `EMPTY` without any negative.
         flagged_R: how many candidates are kin; None: none can be.
         weight_R: Σ_j w_ij, where the number of negatives was given.
@@ -251,8 +252,9 @@ def weigh(
     if isinstance(t, Tensor):
         t = t.unsqueeze(1) if t.ndim else float(t) if on_cpu else t
     forms = [form for form in (roles.kin, roles.drop) if form is not None]
-    numbers = not (judged or policy.hardness or isinstance(t, Tensor)) and policy.action != "attract"
-    if on_cpu and not compiles and numbers and forms and all(type(form) is Interval for form in forms) and sim_RC.numel() > _CACHED:
+    of_rows = not (judged or policy.hardness or isinstance(t, Tensor)) and policy.action != "attract"  # no matrix beside the shares
+    by_parts = on_cpu and not compiles and of_rows and forms and all(isinstance(form, Interval) for form in forms)
+    if by_parts and sim_RC.numel() > _CACHED:
         given = _in_parts(sim_RC, negatives_b, roles, policy, t, weighted)
     else:
         given = compiled(_weighted, compiles)(sim_RC, negatives_b, roles, policy, t, judged, weighted)
@@ -279,7 +281,7 @@ def _weighted(
     weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
     if drop_RC is not None:
         weight_R = None if weight_R is None else weight_R - drop_RC.sum(1)
-        sim_RC = plus(sim_RC, drop_RC, LEFT_OUT)
+        sim_RC = sim_RC.add_(drop_RC, alpha=LEFT_OUT)
     scaled_RC = sim_RC / t if policy.hardness else None
     if kin_RC is None:
         return Weighed(*hardened(sim_RC, t, scaled_RC, weight_R, policy.hardness), weight_R=weight_R)
@@ -305,17 +307,17 @@ def _weighted(
             target_RC = share_RC * (mass_R > 0).unsqueeze(1)
     if removes:
         weight_R = None if weight_R is None else weight_R - flagged_R
-        logit_RC = plus(sim_RC, kin_RC, LEFT_OUT)
+        logit_RC = sim_RC.add_(kin_RC, alpha=LEFT_OUT)
     elif policy.action == "attract" and policy.attracted_stay:
         logit_RC = sim_RC
     elif degree_RC is not None:
         factor_RC = 1 - degree_RC
         if weight_R is not None:
             weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
-        logit_RC = plus(sim_RC, kin_RC * (t * factor_RC.log().clamp(min=LEFT_OUT)), 1.0)
+        logit_RC = sim_RC.add_(kin_RC * (t * factor_RC.log().clamp(min=LEFT_OUT)))
     else:
         weight_R = None if weight_R is None else (weight_R - flagged_R) + flagged_R * policy.kin_weight
-        logit_RC = plus(sim_RC, kin_RC * (t * math.log(policy.kin_weight)), 1.0)
+        logit_RC = sim_RC.add_(kin_RC * (t * math.log(policy.kin_weight)))
     softmax = hardened(logit_RC, t, scaled_RC, weight_R, policy.hardness)
     return Weighed(*softmax, flagged_R, weight_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
 
@@ -330,7 +332,7 @@ def _in_parts(sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: 
     flagged, weight = ([each.flagged_R for each in found], [each.weight_R for each in found])
     cuts = [torch.full_like(each.share_RC[:, 0], -torch.inf) if each.cut_R is None else each.cut_R for each in found]
     flagged_R, weight_R = (None if each[0] is None else torch.cat(each) for each in (flagged, weight))  # type: ignore[arg-type]
-    return Weighed(sim_RC, None, sim_RC, flagged_R, weight_R, cut_R=torch.cat(cuts))
+    return Weighed(sim_RC, None, sim_RC.new_empty(0), flagged_R, weight_R, cut_R=torch.cat(cuts))
 
 
 def parts(sim_RC: Tensor) -> Iterator[slice]:
@@ -419,8 +421,9 @@ def exponentials(x_RC: Tensor, t: float | Tensor) -> Softmax:
 
 
 def shares(logit_RC: Tensor) -> tuple[Tensor, None, Tensor]:
-    """The same of logits: the largest logit less the logarithm of its share, which is at least 1 / C. A compiler has it in one pass less
-    the other way. A row without any negative has equal shares, to be multiplied by a derivative of 0."""
+    """The softmax of logits, and its log-sum-exp: the largest logit less the logarithm of its share, which is at least 1 / C.
+
+    A compiler has it in one pass less the other way. A row without any negative has equal shares, to be multiplied by a derivative of 0."""
     top_R = logit_RC.amax(1)
     if torch.compiler.is_compiling():
         exp_RC = (logit_RC - top_R.unsqueeze(1)).exp()
@@ -439,7 +442,9 @@ def hardened(logit_RC: Tensor, t: float | Tensor, scaled_RC: Tensor | None, weig
 
     `logit_RC` over t is s / t + log w, `scaled_RC` s / t. As in the published code, h is part of the gradient."""
     if scaled_RC is None:
-        return (logit_RC, None, logit_RC) if logit_RC.device.type == "cpu" else shares(divided(logit_RC, t))  # `weigh` goes on
+        if logit_RC.device.type == "cpu":
+            return logit_RC, None, logit_RC.new_empty(0)  # `weigh` takes the softmax
+        return shares(divided(logit_RC, t))
     assert weight_R is not None, "the mean over negatives needs their number"
     logit_RC = divided(logit_RC, t)
     hard_RC, _, hard_R = shares(logit_RC + hardness * scaled_RC)
@@ -448,13 +453,8 @@ def hardened(logit_RC: Tensor, t: float | Tensor, scaled_RC: Tensor | None, weig
     return (1 + hardness) * hard_RC - hardness * soft_RC, None, lse_R
 
 
-def plus(x_RC: Tensor, y_RC: Tensor, factor: float) -> Tensor:
-    """x + factor · y, in place."""
-    return x_RC.add_(y_RC, alpha=factor)
-
-
 def divided(x_RC: Tensor, by: float | Tensor) -> Tensor:
-    """x / by, likewise. A CPU multiplies twice as fast as it divides."""
+    """x / by: in place, unless it is compiled. A CPU multiplies twice as fast as it divides."""
     return x_RC / by if torch.compiler.is_compiling() else x_RC.mul_(1 / by)
 
 

@@ -226,3 +226,10 @@ def test_kin_without_degrees_have_the_kin_weight(kin_weight: float) -> None:
     for detector in (Oracle(torch.arange(N) % 3), Components(), Guide(torch.eye(3)[torch.arange(N) % 3], margin=0.5)):
         plain, graded = (NTXent(0.3, detector=each, action="reweight", kin_weight=kin_weight) for each in (detector, Graded(detector)))
         require_equal(graded(z1, z2, ids), plain(z1, z2, ids), z1, z2)
+
+
+@pytest.mark.parametrize("action", ["attract", "reweight"])
+def test_a_sample_without_negatives_has_no_degrees(action: Action) -> None:
+    loss_fn = NTXent(0.3, detector=Graded(GloFND(4, alpha=0.3, init="quantile")), action=action)
+    loss = loss_fn(torch.ones(1, 4, requires_grad=True), torch.eye(4)[:1], torch.tensor([0]))
+    assert loss.item() == 0.0, "only the positive is left"

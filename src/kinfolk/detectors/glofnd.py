@@ -126,7 +126,9 @@ class GloFND(Detector):
         state_bF, alpha = self.store.read_rows(block.ids), self._alpha(block.ids)
         positive = alpha.clamp(min=torch.finfo(alpha.dtype).tiny) if isinstance(alpha, Tensor) else alpha
         if self.drift is not None:
-            at = thresholds.gains(positive, block.num_similarities)
+            fixed = block.compiles and not isinstance(positive, Tensor)
+            given = (positive, block.num_similarities)
+            at = thresholds.gains_on(*given, state_bF.device, state_bF.dtype) if fixed else thresholds.gains(*given)
             new_bF, level_b = compiled(thresholds.track, block.compiles)(
                 block.per_sample, block.num_per_sample, state_bF, self.drift, at, self.rule.init
             )

@@ -67,7 +67,7 @@ def graded(roles: Roles, sim_RC: Tensor) -> Roles:
     """The same kin with degrees, where something is known to make them of."""
     kin = roles.kin
     if isinstance(kin, Interval) and kin.lower_R is not None:
-        lower_b = kin.lower_R.to(sim_RC.dtype).clamp(-1, 1)
+        lower_b = kin.lower_R.to(sim_RC.dtype).nan_to_num(nan=1.0).clamp(-1, 1)  # NaN: of a sample without negatives
         lower_R1 = lower_b.repeat_interleave(len(sim_RC) // len(lower_b)).unsqueeze(1)  # of rows, or of samples
         mask_RC = kin.mask(sim_RC)
         if kin.degrees_from is not None:  # the bound is that of the last kin, which would have the degree 0

@@ -80,14 +80,14 @@ def _between(sim_RC: Tensor, place_R: Tensor, order_RS: Tensor, spare: Tensor) -
     return Cut(value_R, below_R)
 
 
-def sampled(sim_RC: Tensor, most: int, turn: int = 0, run: int = _RUN) -> Tensor:
+def sampled(sim_RC: Tensor, most: int, turn: int = 0) -> Tensor:
     """(R, S) at most `most` columns, in runs spread evenly over all of them; another `turn`, other columns. All where there are no more."""
-    num_columns, num_runs = sim_RC.shape[1], most // run
+    num_columns, num_runs = sim_RC.shape[1], most // _RUN
     if num_columns <= most:
         return sim_RC
     step = num_columns // num_runs
-    first = turn * run % (step - run + 1)
-    return sim_RC[:, : num_runs * step].view(len(sim_RC), num_runs, step)[:, :, first : first + run].flatten(1)
+    first = turn * _RUN % (step - _RUN + 1)
+    return sim_RC[:, : num_runs * step].view(len(sim_RC), num_runs, step)[:, :, first : first + _RUN].flatten(1)
 
 
 def _at_once(sim_RC: Tensor, place_R: Tensor) -> Cut:

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from kinfolk.detectors.selection import sampled
 from kinfolk.kinship import others, parts
+from kinfolk.stores.per_sample import sent
 
 State = dict[str, Tensor]
 Rule = Literal["tracking", "adam", "sgd"]
@@ -101,13 +102,21 @@ class ThresholdRule:
 
 @dataclass(frozen=True)
 class Gains:
-    """The constants of a visit: a, κ and the least β, which are (b,) where each sample has its own α; w and k."""
+    """The constants of a visit: a, κ and the least β, which are (b,) where each sample has its own α; w and k. All are tensors where the
+    rule is compiled: as numbers they would make a graph for each size of a batch."""
 
     weight: float | Tensor
     prior: float | Tensor
     least_tail: float | Tensor
-    rate: float
-    noise: float
+    rate: float | Tensor
+    noise: float | Tensor
+
+
+@functools.lru_cache(maxsize=64)
+def gains_on(alpha: float, number: float, device: torch.device, dtype: torch.dtype) -> Gains:
+    """The constants of a visit as tensors without dimensions on a device; copied there once for each number of negatives."""
+    at = gains(alpha, number)
+    return Gains(*(sent(torch.tensor(value, dtype=dtype), device) for value in (at.weight, at.prior, at.least_tail, at.rate, at.noise)))
 
 
 def gains(alpha: float | Tensor, number: float) -> Gains:
@@ -167,7 +176,7 @@ def track(sim_bM: Tensor, n_b: Tensor, state_b5: Tensor, drift: Tensor, at: Gain
 def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
     """(2, b) mean and spread of the entries that are not below −2, of which there are n; NaN where there are none."""
     if sim_bM.shape[1] > 2 * _SAMPLED:
-        sim_bM = sampled(sim_bM, _SAMPLED, run=_SAMPLED // 8)  # in long runs: every fourth entry would cost as much as all of them
+        sim_bM = sampled(sim_bM, _SAMPLED)  # every fourth entry would cost as much as all of them
         n_b = others(sim_bM).sum(1)
     return _beside([_moments(sim_bM[rows], n_b[rows]) for rows in parts(sim_bM)])
 
@@ -181,7 +190,11 @@ def follow(state_b5: Tensor, seen_2b: Tensor, at: Gains) -> Tensor:
     """(2, b) step 1: the new μ and σ. The old ones are first brought to within ± kσ of what was seen."""
     before_2b = state_b5[:, 3:].T
     seen_2b, spread_b = seen_2b.to(before_2b.dtype), before_2b[1]
-    near_2b = before_2b.clamp(torch.sub(seen_2b, spread_b, alpha=at.noise), torch.add(seen_2b, spread_b, alpha=at.noise))
+    if isinstance(at.noise, Tensor):
+        far_b = spread_b * at.noise
+        near_2b = before_2b.clamp(seen_2b - far_b, seen_2b + far_b)
+    else:
+        near_2b = before_2b.clamp(torch.sub(seen_2b, spread_b, alpha=at.noise), torch.add(seen_2b, spread_b, alpha=at.noise))
     return torch.lerp(seen_2b, near_2b, 1 - at.rate)
 
 
