@@ -8,8 +8,8 @@ A study is a document: a recipe to start from, settings for all, and for each me
 run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
 
 A document with `datasets` and `stages` is a queue: it runs stage by stage, in the order of the document, seed by seed, data set by data
-set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, and the version of the code);
-a run that was stopped leaves none. `--hours` starts no further run after that time, `--beside` makes several runs at a time (with
+set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, the CPU seconds of its training
+for each epoch, and the version of the code); a run that was stopped leaves none, and one that was resumed has no CPU seconds. `--hours` starts no further run after that time, `--beside` makes several runs at a time (with
 OMP_NUM_THREADS=1 two single-threaded runs do more than one with two threads). `--list` shows what is done and what is to do.
 
     datasets: {cifar100: {file: cifar100.npz, limit: 8000, settings: {…}}}     files in --data-dir; settings of this data set
@@ -33,6 +33,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import resource
 import statistics
 import subprocess
 import time
@@ -55,6 +56,8 @@ __all__ = ["base_of", "gap_closed", "main", "measured", "merged", "method_of", "
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 """Columns of methods that cluster, and similarities of true positives and false negatives; left out where no run has them."""
+CPU_SECONDS = "cpu_seconds.txt"
+"""In the folder of a run: the CPU seconds of its training, if it was made in one go."""
 RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
 
 
@@ -81,23 +84,31 @@ def limited(data: Path, limit: int | None, out: Path, held_out: float = 0, by: s
     return cut
 
 
-def forked(target: Callable[..., object], *given: object) -> None:
-    """Calls the function in a process of its own: a fork, which has the imports behind it."""
+def forked(target: Callable[..., object], *given: object) -> float:
+    """Calls the function in a process of its own: a fork, which has the imports behind it. Returns the CPU seconds it took, those of its
+    own processes included."""
     import kinfolk.cli.run_protocols
     import kinfolk.training.train  # noqa: F401  the heavy ones
 
-    process = multiprocessing.get_context("fork").Process(target=target, args=given)
+    process, before = multiprocessing.get_context("fork").Process(target=target, args=given), _cpu_of_children()
     process.start()
     process.join()
     if process.exitcode:
         raise subprocess.CalledProcessError(process.exitcode, [str(word) for word in given])
+    return _cpu_of_children() - before
 
 
-def command(*words: object) -> None:
-    """`kinfolk WORDS`."""
+def _cpu_of_children() -> float:
+    """User and system seconds of the processes that have ended, which other work on the machine hardly changes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def command(*words: object) -> float:
+    """`kinfolk WORDS`; the CPU seconds it took."""
     from kinfolk.cli import main
 
-    forked(main, [str(word) for word in words])
+    return forked(main, [str(word) for word in words])
 
 
 def probed(folder: Path, data: Path, strengths: dict[float, float], draws: int = 3) -> None:
@@ -153,7 +164,9 @@ def run(
         sets = [part for text in settings(change) for part in ("--set", text)]
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
         print(f"· {folder.name}", flush=True)
-        command("train", "--data", data, "--out", folder, "--seed", seed, "--no-report", *how)
+        seconds = command("train", "--data", data, "--out", folder, "--seed", seed, "--no-report", *how)
+        if "--resume" not in how:
+            (folder / CPU_SECONDS).write_text(f"{seconds:.2f}\n", encoding="utf-8")
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
         if probes is None:
@@ -178,7 +191,8 @@ def run_queue(
         if isinstance(outcome, subprocess.CalledProcessError):
             failed.append(f"{job.dataset} {job.method} {job.seed} (exit {outcome.returncode})")
         else:
-            results.add(job, figures_of(outcome), outcome.epochs, made_with)
+            used = out / job.folder / CPU_SECONDS
+            results.add(job, figures_of(outcome), outcome.epochs, made_with, float(used.read_text()) if used.exists() else None)
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))
 

@@ -57,6 +57,12 @@ def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -
     return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure, ATTRACTED)
 
 
+def cost(rows: Mapping[str, Mapping[int, Record]], method: str) -> str:
+    """CPU seconds of an epoch relative to the base, each the mean over the runs that have them."""
+    ours, base = ([one["cpu_seconds"] for one in rows.get(name, {}).values() if "cpu_seconds" in one] for name in (method, BASE))
+    return f"{statistics.fmean(ours) / statistics.fmean(base):.2f}" if ours and base else "–"
+
+
 def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | None = None) -> str:
     """Markdown: the base and the bounds first, then by kNN."""
     first = [name for name in (BASE, ELIMINATED, ATTRACTED) if name in rows]
@@ -75,6 +81,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         "linear",
         "precision",
         "recall",
+        "cost",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in methods or [*first, *others]:
@@ -86,7 +93,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         kin = [_mean([one[key] for one in sharp if key in one]) for key in ("precision", "recall")]
         cells = [f"`{name}`", str(len(figures)), *scores, "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−")]
         cells += ["–" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
-        cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin
+        cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin + [cost(rows, name)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
