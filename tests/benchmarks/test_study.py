@@ -273,6 +273,13 @@ def test_runs_beside_each_other_leave_the_same_records(tmp_path: Path, monkeypat
     assert len(kept[0]) == 5
 
 
+def test_the_cpu_seconds_of_a_child_are_in_the_record(tmp_path: Path) -> None:
+    assert study.forked(sum, range(10_000_000)) > 0.01
+    results = study.Results(tmp_path / "gain.json")
+    results.add(next(study.jobs(document())), {"knn": 50.0}, [{"epoch": 0}, {"epoch": 1}], "1", cpu_seconds=3.0)
+    assert json.loads(results.path.read_text(encoding="utf-8"))[0]["cpu_seconds"] == 1.5
+
+
 def test_whole_groups_are_held_out(tmp_path: Path) -> None:
     track = np.repeat(np.arange(10), 3)
     np.savez(tmp_path / "a.npz", x_train=track, y_train=track % 2, track_train=track, x_test=np.zeros(1), y_test=np.zeros(1))
@@ -299,6 +306,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
         _record("pcl", 3, 33.0),
     ]
     path = tmp_path / "gain.json"
+    records[0]["cpu_seconds"], records[-1]["cpu_seconds"] = 8.0, 10.0
     path.write_text(json.dumps(records), encoding="utf-8")
     rows = study_figures.read(path)["a"]
     header, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in study_figures.table(rows).splitlines()]
@@ -310,6 +318,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
     assert ours["precision"] == "50.0"
     assert found["pcl"]["kNN against base"] == "+1.5"
     assert found["pcl"]["p"] == "–"
+    assert [row["cost"] for row in found.values()] == ["1.00", "–", "–", "1.25"], "only runs that have CPU seconds"
     traces = study_figures.the_map(rows)["data"]
     assert [len(trace["x"]) for trace in traces] == [1, 0, 1, 1]
     assert traces[0]["text"] == [" −0.5"]
