@@ -9,15 +9,17 @@ run is trained and evaluated by the command line, so a study that was stopped go
 
 A document with `datasets` and `stages` is a queue: it runs stage by stage, in the order of the document, seed by seed, data set by data
 set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, the CPU seconds of its training
-for each epoch, and the version of the code); a run that was stopped leaves none, and one that was resumed has no CPU seconds. `--hours` starts no further run after that time, `--beside` makes several runs at a time (with
-OMP_NUM_THREADS=1 two single-threaded runs do more than one with two threads). `--list` shows what is done and what is to do.
+for each epoch, and the version of the code); a run that was stopped leaves none, and one that was resumed has no CPU seconds.
+`--hours` starts no further run after that time, `--beside` makes several runs at a time (with OMP_NUM_THREADS=1 two single-threaded runs
+do more than one with two threads). `--list` shows what is done and what is to do.
 
     datasets: {cifar100: {file: cifar100.npz, limit: 8000, settings: {…}}}     files in --data-dir; settings of this data set
     datasets: {tuning: {file: gtsrb.npz, held_out: 0.2, by: track_train}}      tested on a part of the training images, whole groups of `by`
     stages: [{name: screening, datasets: […], methods: […], seeds: [0]}]       each part may be left out: all of them, seed 0
     methods: {NAME: {labels: track_train}}                  the oracle goes by this array of the file, not by the classes
     methods: {NAME: {labels: {precision: 0.5, recall: 0.3}}}    or by the classes, corrupted to about these
-    methods: {NAME: {files: {pairs: near}}}                 `detector.pairs` is the file that the data set names `near` under its `files`
+    methods: {NAME: {files: {pairs: near}}}                 `detector.pairs` is the file that the data set names `near` under its `files`;
+                                                            `{seed}` in its name is the seed; `model.init: …` is another section
 
     probes: {100: 0.001, 10: 0.01, 1: 0.1}      in the place of `protocol`: kNN, and the linear probe on these percent of the labels with
                                                 this ℓ2 strength, not chosen anew for each run; seconds instead of minutes
@@ -229,8 +231,8 @@ def _prepared(study: dict[str, Any], data_dir: Path, out: Path, job: Job) -> tup
     held_out = {key: described[key] for key in ("held_out", "by") if key in described}
     data = limited(data_dir / described["file"], described.get("limit"), out, **held_out)
     change = settings_of(study, job.method, job.dataset)
-    named = {key: str(data_dir / described["files"][name]) for key, name in change.pop("files", {}).items()}
-    change = merged(change, {"detector": named}) if named else change
+    for key, name in change.pop("files", {}).items():
+        change = merged(change, in_section(key, str(data_dir / described["files"][name].format(seed=job.seed))))
     if (labels := change.pop("labels", None)) is not None:
         change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
     print(f"{job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)
@@ -243,6 +245,12 @@ def _outcome(*prepared: Any) -> Outcome:
         return run(*prepared)
     except subprocess.CalledProcessError as error:
         return error
+
+
+def in_section(key: str, value: str) -> dict[str, Any]:
+    """`{"model": {"init": value}}` for `model.init`; a name without a section is one of the detector."""
+    section, _, name = key.rpartition(".")
+    return {section or "detector": {name: value}}
 
 
 def labels_file(labels: str | dict[str, float], data: Path, out: Path, seed: int) -> Path:

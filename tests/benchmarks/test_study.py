@@ -45,9 +45,9 @@ def test_every_configuration_resolves(document: dict[str, Any], name: str, datas
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     change = study.settings_of(document, name, dataset)
     change.pop("labels", None)
-    for key in change.pop("files", {}):
+    for key in change.pop("files", {}).keys() - {"model.init"}:  # weights would be read here
         path = tmp_path / {"pairs": "pairs.csv", "features": "features.npy"}[key]
-        change = study.merged(change, {"detector": {key: str(path)}})
+        change = study.merged(change, study.in_section(key, str(path)))
     (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
     np.save(tmp_path / "features.npy", np.ones((8000, 2), np.float32))
     method = study.method_of(name, change)
@@ -138,7 +138,8 @@ def test_no_two_rows_are_the_same_training(path: Path) -> None:
     for name in document["methods"]:
         change = study.settings_of(document, name)
         labels = change.pop("labels", None)
-        change = study.merged(change, {"detector": files}) if (files := change.pop("files", {})) else change
+        for key, file in change.pop("files", {}).items():
+            change = study.merged(change, study.in_section(key, file))
         method = study.method_of(name, change)
         config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
         for part in (config.framework, config.detector):
@@ -251,6 +252,16 @@ def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(tmp_path: Path, mon
     assert kept[0]["version"]
     corrupted = next(change for change in given if "detector" in change)
     assert len(np.load(corrupted["detector"]["labels_file"])) == 4
+
+
+def test_files_of_a_method_carry_the_seed_and_may_be_of_any_section(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", y_train=np.array([0, 1]))
+    made = document()
+    made["datasets"]["b"]["files"] = {"near": "near.csv", "after": "simclr-{seed}.safetensors"}
+    made["methods"]["late"] = {"files": {"pairs": "near", "model.init": "after"}}
+    _, _, _, change, *_ = study._prepared(made, tmp_path, tmp_path / "out", list(study.jobs(made))[-1])
+    assert change["detector"] == {"pairs": str(tmp_path / "near.csv")}
+    assert change["model"] == {"init": str(tmp_path / "simclr-1.safetensors")}
 
 
 def _fake_run(folder: Path, recipe: str, name: str, *rest: Any) -> Any:
