@@ -210,19 +210,20 @@ def _beside(text: str) -> str:
 
 
 def _short(method: str) -> str:
-    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`."""
+    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`, and pairs of patches as `patches 10 %`."""
     name, _, setting = method.removeprefix("simclr+").partition(" ")
     name, setting = name.partition(":")[0], setting.strip("()").replace(",", "")
-    return setting if name == "known" else f"{name} {setting}".strip()
+    return setting if name == "known" or setting.startswith("patches") else f"{name} {setting}".strip()
 
 
 def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]) -> dict[str, Any]:
-    """Precision of the flagged pairs epoch by epoch, first seed."""
+    """Precision of the flagged pairs epoch by epoch, the mean over the seeds of a method."""
     colours = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#57606a", "#9a6700", "#1b7c83", "#bf3989", "#24292f"]
     traces = []
     for place, method in enumerate(name for name in methods if name in rows):
-        curve = next(iter(rows[method].values()))["curves"].get("precision", [])
-        known = [(epoch, value) for epoch, value in enumerate(curve, 1) if value is not None]
+        curves = [one["curves"].get("precision", []) for one in rows[method].values()]
+        found = [[value for value in values if value is not None] for values in zip(*curves, strict=True)]
+        known = [(epoch, statistics.fmean(values)) for epoch, values in enumerate(found, 1) if values]
         style = {"color": colours[place % len(colours)], "width": 2, "dash": "solid" if ":attract" in method else "dot"}
         traces.append(
             {
