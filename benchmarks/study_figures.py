@@ -199,7 +199,15 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
     return {"data": traces, "layout": layout}
 
 
-PLACES = {"fnc": "bottom center", "glofnd": "top center", "ifnd": "bottom right", "guide 10 %": "top right"}
+PLACES = {
+    "fnc": "bottom center",
+    "glofnd": "top center",
+    "guide 3 %": "top center",
+    "guide 10 %": "top right",
+    "ifnd": "bottom right",
+    "neighbours": "top right",
+    "ring": "bottom right",
+}
 """Where the name of a detector stands beside its circle, if not on the right: circles that are close together share no side."""
 
 
