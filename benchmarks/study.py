@@ -8,16 +8,18 @@ A study is a document: a recipe to start from, settings for all, and for each me
 run is trained and evaluated by the command line, so a study that was stopped goes on where it was, and a finished run is not repeated.
 
 A document with `datasets` and `stages` is a queue: it runs stage by stage, in the order of the document, seed by seed, data set by data
-set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, and the version of the code);
-a run that was stopped leaves none. `--hours` starts no further run after that time, `--beside` makes several runs at a time (with
-OMP_NUM_THREADS=1 two single-threaded runs do more than one with two threads). `--list` shows what is done and what is to do.
+set. Each finished run becomes a record of `benchmarks/results/STUDY.json` (figures, curves over the epochs, the CPU seconds of its training
+for each epoch, and the version of the code); a run that was stopped leaves none, and one that was resumed has no CPU seconds.
+`--hours` starts no further run after that time, `--beside` makes several runs at a time (with OMP_NUM_THREADS=1 two single-threaded runs
+do more than one with two threads). `--list` shows what is done and what is to do.
 
     datasets: {cifar100: {file: cifar100.npz, limit: 8000, settings: {…}}}     files in --data-dir; settings of this data set
     datasets: {tuning: {file: gtsrb.npz, held_out: 0.2, by: track_train}}      tested on a part of the training images, whole groups of `by`
     stages: [{name: screening, datasets: […], methods: […], seeds: [0]}]       each part may be left out: all of them, seed 0
     methods: {NAME: {labels: track_train}}                  the oracle goes by this array of the file, not by the classes
     methods: {NAME: {labels: {precision: 0.5, recall: 0.3}}}    or by the classes, corrupted to about these
-    methods: {NAME: {files: {pairs: near}}}                 `detector.pairs` is the file that the data set names `near` under its `files`
+    methods: {NAME: {files: {pairs: near}}}                 `detector.pairs` is the file that the data set names `near` under its `files`;
+                                                            `{seed}` in its name is the seed; `model.init: …` is another section
 
     probes: {100: 0.001, 10: 0.01, 1: 0.1}      in the place of `protocol`: kNN, and the linear probe on these percent of the labels with
                                                 this ℓ2 strength, not chosen anew for each run; seconds instead of minutes
@@ -33,6 +35,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import resource
 import statistics
 import subprocess
 import time
@@ -55,6 +58,8 @@ __all__ = ["base_of", "gap_closed", "main", "measured", "merged", "method_of", "
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 """Columns of methods that cluster, and similarities of true positives and false negatives; left out where no run has them."""
+CPU_SECONDS = "cpu_seconds.txt"
+"""In the folder of a run: the CPU seconds of its training, if it was made in one go."""
 RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
 
 
@@ -81,23 +86,31 @@ def limited(data: Path, limit: int | None, out: Path, held_out: float = 0, by: s
     return cut
 
 
-def forked(target: Callable[..., object], *given: object) -> None:
-    """Calls the function in a process of its own: a fork, which has the imports behind it."""
+def forked(target: Callable[..., object], *given: object) -> float:
+    """Calls the function in a process of its own: a fork, which has the imports behind it. Returns the CPU seconds it took, those of its
+    own processes included."""
     import kinfolk.cli.run_protocols
     import kinfolk.training.train  # noqa: F401  the heavy ones
 
-    process = multiprocessing.get_context("fork").Process(target=target, args=given)
+    process, before = multiprocessing.get_context("fork").Process(target=target, args=given), _cpu_of_children()
     process.start()
     process.join()
     if process.exitcode:
         raise subprocess.CalledProcessError(process.exitcode, [str(word) for word in given])
+    return _cpu_of_children() - before
 
 
-def command(*words: object) -> None:
-    """`kinfolk WORDS`."""
+def _cpu_of_children() -> float:
+    """User and system seconds of the processes that have ended, which other work on the machine hardly changes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def command(*words: object) -> float:
+    """`kinfolk WORDS`; the CPU seconds it took."""
     from kinfolk.cli import main
 
-    forked(main, [str(word) for word in words])
+    return forked(main, [str(word) for word in words])
 
 
 def probed(folder: Path, data: Path, strengths: dict[float, float], draws: int = 3) -> None:
@@ -153,7 +166,9 @@ def run(
         sets = [part for text in settings(change) for part in ("--set", text)]
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
         print(f"· {folder.name}", flush=True)
-        command("train", "--data", data, "--out", folder, "--seed", seed, "--no-report", *how)
+        seconds = command("train", "--data", data, "--out", folder, "--seed", seed, "--no-report", *how)
+        if "--resume" not in how:
+            (folder / CPU_SECONDS).write_text(f"{seconds:.2f}\n", encoding="utf-8")
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
         if probes is None:
@@ -178,7 +193,8 @@ def run_queue(
         if isinstance(outcome, subprocess.CalledProcessError):
             failed.append(f"{job.dataset} {job.method} {job.seed} (exit {outcome.returncode})")
         else:
-            results.add(job, figures_of(outcome), outcome.epochs, made_with)
+            used = out / job.folder / CPU_SECONDS
+            results.add(job, figures_of(outcome), outcome.epochs, made_with, float(used.read_text()) if used.exists() else None)
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))
 
@@ -215,8 +231,8 @@ def _prepared(study: dict[str, Any], data_dir: Path, out: Path, job: Job) -> tup
     held_out = {key: described[key] for key in ("held_out", "by") if key in described}
     data = limited(data_dir / described["file"], described.get("limit"), out, **held_out)
     change = settings_of(study, job.method, job.dataset)
-    named = {key: str(data_dir / described["files"][name]) for key, name in change.pop("files", {}).items()}
-    change = merged(change, {"detector": named}) if named else change
+    for key, name in change.pop("files", {}).items():
+        change = merged(change, in_section(key, str(data_dir / described["files"][name].format(seed=job.seed))))
     if (labels := change.pop("labels", None)) is not None:
         change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
     print(f"{job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)
@@ -229,6 +245,12 @@ def _outcome(*prepared: Any) -> Outcome:
         return run(*prepared)
     except subprocess.CalledProcessError as error:
         return error
+
+
+def in_section(key: str, value: str) -> dict[str, Any]:
+    """`{"model": {"init": value}}` for `model.init`; a name without a section is one of the detector."""
+    section, _, name = key.rpartition(".")
+    return {section or "detector": {name: value}}
 
 
 def labels_file(labels: str | dict[str, float], data: Path, out: Path, seed: int) -> Path:

@@ -57,6 +57,12 @@ def closed(rows: Mapping[str, Mapping[int, Record]], method: str, figure: str) -
     return gap_closed(method, {name: [one["figures"] for one in runs.values()] for name, runs in rows.items()}, BASE, figure, ATTRACTED)
 
 
+def cost(rows: Mapping[str, Mapping[int, Record]], method: str) -> str:
+    """CPU seconds of an epoch relative to the base, each the mean over the runs that have them."""
+    ours, base = ([one["cpu_seconds"] for one in rows.get(name, {}).values() if "cpu_seconds" in one] for name in (method, BASE))
+    return f"{statistics.fmean(ours) / statistics.fmean(base):.2f}" if ours and base else "–"
+
+
 def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | None = None) -> str:
     """Markdown: the base and the bounds first, then by kNN."""
     first = [name for name in (BASE, ELIMINATED, ATTRACTED) if name in rows]
@@ -75,6 +81,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         "linear",
         "precision",
         "recall",
+        "cost",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in methods or [*first, *others]:
@@ -86,7 +93,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         kin = [_mean([one[key] for one in sharp if key in one]) for key in ("precision", "recall")]
         cells = [f"`{name}`", str(len(figures)), *scores, "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−")]
         cells += ["–" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
-        cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin
+        cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin + [cost(rows, name)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -192,7 +199,15 @@ def the_map(rows: Mapping[str, Mapping[int, Record]], figure: str = "knn") -> di
     return {"data": traces, "layout": layout}
 
 
-PLACES = {"fnc": "bottom center", "glofnd": "top center", "ifnd": "bottom right", "guide 10 %": "top right"}
+PLACES = {
+    "fnc": "bottom center",
+    "glofnd": "top center",
+    "guide 3 %": "top center",
+    "guide 10 %": "top right",
+    "ifnd": "bottom right",
+    "neighbours": "top right",
+    "ring": "bottom right",
+}
 """Where the name of a detector stands beside its circle, if not on the right: circles that are close together share no side."""
 
 
@@ -203,19 +218,20 @@ def _beside(text: str) -> str:
 
 
 def _short(method: str) -> str:
-    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`."""
+    """`simclr+known:attract (guide, 1 %)` as `guide 1 %`, and pairs of patches as `patches 10 %`."""
     name, _, setting = method.removeprefix("simclr+").partition(" ")
     name, setting = name.partition(":")[0], setting.strip("()").replace(",", "")
-    return setting if name == "known" else f"{name} {setting}".strip()
+    return setting if name == "known" or setting.startswith("patches") else f"{name} {setting}".strip()
 
 
 def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]) -> dict[str, Any]:
-    """Precision of the flagged pairs epoch by epoch, first seed."""
+    """Precision of the flagged pairs epoch by epoch, the mean over the seeds of a method."""
     colours = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#57606a", "#9a6700", "#1b7c83", "#bf3989", "#24292f"]
     traces = []
     for place, method in enumerate(name for name in methods if name in rows):
-        curve = next(iter(rows[method].values()))["curves"].get("precision", [])
-        known = [(epoch, value) for epoch, value in enumerate(curve, 1) if value is not None]
+        curves = [one["curves"].get("precision", []) for one in rows[method].values()]
+        found = [[value for value in values if value is not None] for values in zip(*curves, strict=True)]
+        known = [(epoch, statistics.fmean(values)) for epoch, values in enumerate(found, 1) if values]
         style = {"color": colours[place % len(colours)], "width": 2, "dash": "solid" if ":attract" in method else "dot"}
         traces.append(
             {

@@ -69,7 +69,10 @@ class Results:
     def __contains__(self, job: Job) -> bool:
         return any((one["dataset"], one["method"], one["seed"]) == job.key for one in self.records)
 
-    def add(self, job: Job, figures: Mapping[str, float], epochs: list[dict[str, float]], version: str) -> None:
+    def add(
+        self, job: Job, figures: Mapping[str, float], epochs: list[dict[str, float]], version: str, cpu_seconds: float | None = None
+    ) -> None:
+        """`cpu_seconds`: of the whole training; the record has them for each epoch."""
         curves = {name: [_short(epoch.get(name)) for epoch in epochs] for name in CURVES if any(name in epoch for epoch in epochs)}
         record = {
             "dataset": job.dataset,
@@ -78,6 +81,7 @@ class Results:
             "stage": job.stage,
             "version": version,
             "epochs": len(epochs),
+            **({} if cpu_seconds is None else {"cpu_seconds": _short(cpu_seconds / len(epochs))}),
             "figures": {name: _short(value) for name, value in sorted(figures.items())},
             "curves": curves,
         }

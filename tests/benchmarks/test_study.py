@@ -45,9 +45,9 @@ def test_every_configuration_resolves(document: dict[str, Any], name: str, datas
     """As the command line would take it, up to the untrained framework for 8,000 samples."""
     change = study.settings_of(document, name, dataset)
     change.pop("labels", None)
-    for key in change.pop("files", {}):
+    for key in change.pop("files", {}).keys() - {"model.init"}:  # weights would be read here
         path = tmp_path / {"pairs": "pairs.csv", "features": "features.npy"}[key]
-        change = study.merged(change, {"detector": {key: str(path)}})
+        change = study.merged(change, study.in_section(key, str(path)))
     (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
     np.save(tmp_path / "features.npy", np.ones((8000, 2), np.float32))
     method = study.method_of(name, change)
@@ -138,7 +138,8 @@ def test_no_two_rows_are_the_same_training(path: Path) -> None:
     for name in document["methods"]:
         change = study.settings_of(document, name)
         labels = change.pop("labels", None)
-        change = study.merged(change, {"detector": files}) if (files := change.pop("files", {})) else change
+        for key, file in change.pop("files", {}).items():
+            change = study.merged(change, study.in_section(key, file))
         method = study.method_of(name, change)
         config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
         for part in (config.framework, config.detector):
@@ -253,6 +254,16 @@ def test_a_failed_run_leaves_no_record_and_the_queue_goes_on(tmp_path: Path, mon
     assert len(np.load(corrupted["detector"]["labels_file"])) == 4
 
 
+def test_files_of_a_method_carry_the_seed_and_may_be_of_any_section(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", y_train=np.array([0, 1]))
+    made = document()
+    made["datasets"]["b"]["files"] = {"near": "near.csv", "after": "simclr-{seed}.safetensors"}
+    made["methods"]["late"] = {"files": {"pairs": "near", "model.init": "after"}}
+    _, _, _, change, *_ = study._prepared(made, tmp_path, tmp_path / "out", list(study.jobs(made))[-1])
+    assert change["detector"] == {"pairs": str(tmp_path / "near.csv")}
+    assert change["model"] == {"init": str(tmp_path / "simclr-1.safetensors")}
+
+
 def _fake_run(folder: Path, recipe: str, name: str, *rest: Any) -> Any:
     if name == "late":
         raise subprocess.CalledProcessError(3, "kinfolk")
@@ -271,6 +282,13 @@ def test_runs_beside_each_other_leave_the_same_records(tmp_path: Path, monkeypat
         kept.append(json.loads(results.path.read_text(encoding="utf-8")))
     assert kept[0] == kept[1]
     assert len(kept[0]) == 5
+
+
+def test_the_cpu_seconds_of_a_child_are_in_the_record(tmp_path: Path) -> None:
+    assert study.forked(sum, range(10_000_000)) > 0.01
+    results = study.Results(tmp_path / "gain.json")
+    results.add(next(study.jobs(document())), {"knn": 50.0}, [{"epoch": 0}, {"epoch": 1}], "1", cpu_seconds=3.0)
+    assert json.loads(results.path.read_text(encoding="utf-8"))[0]["cpu_seconds"] == 1.5
 
 
 def test_whole_groups_are_held_out(tmp_path: Path) -> None:
@@ -299,6 +317,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
         _record("pcl", 3, 33.0),
     ]
     path = tmp_path / "gain.json"
+    records[0]["cpu_seconds"], records[-1]["cpu_seconds"] = 8.0, 10.0
     path.write_text(json.dumps(records), encoding="utf-8")
     rows = study_figures.read(path)["a"]
     header, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in study_figures.table(rows).splitlines()]
@@ -310,6 +329,7 @@ def test_the_table_and_the_map_of_the_gains(tmp_path: Path) -> None:
     assert ours["precision"] == "50.0"
     assert found["pcl"]["kNN against base"] == "+1.5"
     assert found["pcl"]["p"] == "–"
+    assert [row["cost"] for row in found.values()] == ["1.00", "–", "–", "1.25"], "only runs that have CPU seconds"
     traces = study_figures.the_map(rows)["data"]
     assert [len(trace["x"]) for trace in traces] == [1, 0, 1, 1]
     assert traces[0]["text"] == [" −0.5"]
