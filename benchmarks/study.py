@@ -325,6 +325,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
     study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
+    if unknown := [name for name in options.only or [] if name not in study["methods"]]:
+        raise SystemExit(f"--only names {unknown[0]!r}, which is not among the methods of the study: {', '.join(study['methods'])}")
     if "stages" in study:
         return queue(options, study)
     if options.data is None:
