@@ -60,7 +60,7 @@ LARGEST_SHARE = 0.1
 ABOVE_CHANCE = 2.0
 """Times the share of false negatives that the precision must reach; below it the features know nothing of the classes."""
 FEW, MANY = 0.003, 0.03
-"""Shares of false negatives among the negatives: below the first they are few, above the second many. The study has one data set below 0.03."""
+"""Shares of false negatives among the negatives: below the first they are few, above the second many."""
 STANDS_OUT = 0.5
 """Without labels: share of the flagged pairs that must exceed what unrelated samples explain."""
 
