@@ -81,6 +81,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         "linear",
         "precision",
         "recall",
+        "F1",
         "cost",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -90,7 +91,7 @@ def table(rows: Mapping[str, Mapping[int, Record]], methods: Iterable[str] | Non
         more, p = gain(rows, name, "knn"), p_value(*paired(rows, name, BASE, "knn")) if name != BASE else None
         shares = [None if name in (BASE, ATTRACTED) else closed(rows, name, figure) for figure in ("knn", "linear")]
         sharp = [one for one in figures if one.get("flagged", 0) < 99]  # not every candidate to a degree
-        kin = [_mean([one[key] for one in sharp if key in one]) for key in ("precision", "recall")]
+        kin = [_mean([one[key] for one in sharp if key in one]) for key in ("precision", "recall", "f1")]
         cells = [f"`{name}`", str(len(figures)), *scores, "–" if name == BASE or more is None else f"{more:+.1f}".replace("-", "−")]
         cells += ["–" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
         cells += ["–" if share is None else f"{100 * share:.0f} %".replace("-", "−") for share in shares] + kin + [cost(rows, name)]
