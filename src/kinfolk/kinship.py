@@ -271,7 +271,7 @@ def _weighted(
     removes = roles.kin is not None and policy.removes(roles.kin.graded)
     kin, cut_R = roles.kin, None
     chosen: tuple[Tensor | None, Tensor | None]
-    if removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not _looks(sim_RC):
+    if removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not looks(sim_RC):
         cut_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
         chosen, short = (above(sim_RC, cut_R), None), False
     else:
@@ -338,13 +338,13 @@ def _in_parts(sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: 
 def parts(sim_RC: Tensor) -> Iterator[slice]:
     """A few rows of a block at a time, so that on a CPU what is computed beside them stays in the cache: 440 instead of 480 ms for `NTXent`
     with `GloFND` at batch 4,096. All rows at once where it is compiled, and on other devices."""
-    if not _looks(sim_RC) or sim_RC.numel() <= _CACHED:
+    if not looks(sim_RC) or sim_RC.numel() <= _CACHED:
         return iter((slice(None),))
     step = max(1, _CACHED // sim_RC.shape[1])
     return (slice(first, first + step) for first in range(0, len(sim_RC), step))
 
 
-def _looks(sim_RC: Tensor) -> bool:
+def looks(sim_RC: Tensor) -> bool:
     """Whether the host may look at values: on a CPU that costs nothing, and saves passes; on an accelerator it would stop the step."""
     return sim_RC.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -385,7 +385,7 @@ def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, m
     """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
     to which they were spared; of equals at that similarity, up to rounding, all are."""
     lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)
-    if not min_negatives or (_looks(sim_RC) and not bool((lacking_R > 0).any())):
+    if not min_negatives or (looks(sim_RC) and not bool((lacking_R > 0).any())):
         return kin_RC, flagged_R, None  # on a CPU looking costs nothing, and saves two passes
     kin_sim_RC = torch.where(kin_RC > 0, sim_RC, torch.inf)
     number = min(min_negatives, sim_RC.shape[1])

@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors.selection import sampled
-from kinfolk.kinship import others, parts
+from kinfolk.kinship import looks, others, parts
 from kinfolk.stores.per_sample import sent
 
 State = dict[str, Tensor]
@@ -182,7 +182,7 @@ def moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
 
 
 def _moments(sim_bM: Tensor, n_b: Tensor) -> Tensor:
-    if sim_bM.device.type == "cpu" and not torch.compiler.is_compiling():  # −2 in the place of what is below, a fifth of the time of 0
+    if looks(sim_bM):  # eager on a CPU: −2 in the place of what is below, a fifth of the time of 0
         sum_b = torch.add(sim_bM.clamp(min=-2.0).sum(1), sim_bM.shape[1] - n_b, alpha=2)
     else:
         sum_b = F.threshold(sim_bM, -2.0, 0.0).sum(1)
