@@ -64,16 +64,16 @@ def test_rows_weighed_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPat
     whole = weigh(sim_RC.clone(), negatives_R, ROLES[roles], policy, 0.2)
     monkeypatch.setattr(kinship, "_CACHED", 50)
     split = weigh(sim_RC.clone(), negatives_R, ROLES[roles], policy, 0.2)
-    for name in ("share_RC", "norm_R", "lse_R", "flagged_R", "weight_R"):
-        one, other = getattr(whole, name), getattr(split, name)
+    for place, name in ((0, "share_RC"), (0, "norm_R"), (0, "lse_R"), (1, "flagged_R"), (1, "weight_R")):
+        one, other = getattr(whole[place], name), getattr(split[place], name)
         assert (one is None) == (other is None), name
         if one is not None:
             torch.testing.assert_close(other, one, msg=name)
     if action == "eliminate" and "kin" in roles:
-        assert whole.weight_R is not None
-        assert float(whole.weight_R.min()) >= min(min_negatives, 1)
-        cut_R = whole.cut_R if whole.cut_R is not None else torch.full((12,), -math.inf)
-        torch.testing.assert_close(split.cut_R, cut_R)
+        assert whole[1].weight_R is not None
+        assert float(whole[1].weight_R.min()) >= min(min_negatives, 1)
+        cut_R, split_R = (torch.full((12,), -math.inf) if each[1].cut_R is None else each[1].cut_R for each in (whole, split))
+        torch.testing.assert_close(split_R, cut_R)
 
 
 DETECTORS: dict[str, Detector] = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -199,25 +200,18 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """A block after selection, action and softmax.
+class Weights:
+    """w_ij and y_ij of a block, as far as numbers of each row tell them.
 
     Args:
-        share_RC: p_ij = w_ij exp(s_ij / t − lse_i), up to a factor of each row.
-        norm_R: that factor, by which a row is still to be multiplied; it is cheaper to multiply numbers of the row than the matrix. None:
-            the rows already sum to 1.
-        lse_R: log Σ_j w_ij exp(s_ij / t); below `EMPTY` without any negative.
         flagged_R: how many candidates are kin; None: none can be.
         weight_R: Σ_j w_ij, where the number of negatives was given.
         kin_RC: which candidates are kin, where asked for; None: none can be.
         target_RC, mass_R, pull_R, kin_lse_R: with `attract`: y_ij, and over the kin Σ y, Σ y s and, where they are pooled inside the
             logarithm, log Σ y exp(s / t), whose shares are then the targets; None without.
-        cut_R: kin no more similar than this were kept, so that the row is not short of negatives; −inf where it is not.
+        cut_R: kin no more similar than this were kept, so that the row is not short of negatives; −inf where it is not. None: nowhere.
     """
 
-    share_RC: Tensor
-    norm_R: Tensor | None
-    lse_R: Tensor
     flagged_R: Tensor | None = None
     weight_R: Tensor | None = None
     kin_RC: Tensor | None = None
@@ -226,6 +220,23 @@ class Weighed:
     pull_R: Tensor | None = None
     kin_lse_R: Tensor | None = None
     cut_R: Tensor | None = None
+
+
+class Logits(NamedTuple):
+    """s_ij + t log w_ij, and s_ij / t where negatives weigh more the more similar they are, else None."""
+
+    logit_RC: Tensor
+    scaled_RC: Tensor | None
+
+
+class Softmax(NamedTuple):
+    """p_ij = w_ij exp(s_ij / t − lse_i) up to a factor of each row, that factor, and lse_i, below `EMPTY` without any negative.
+
+    It is cheaper to multiply numbers of the row by the factor than the matrix. None: the rows already sum to 1."""
+
+    share_RC: Tensor
+    norm_R: Tensor | None
+    lse_R: Tensor
 
 
 def weigh(
@@ -237,7 +248,7 @@ def weigh(
     judged: bool = False,
     weighted: bool = True,
     compiles: bool = False,
-) -> Weighed:
+) -> tuple[Softmax, Weights]:
     """Similarities → selection → weights and targets → softmax. May overwrite `sim_RC`.
 
     Args:
@@ -251,42 +262,46 @@ def weigh(
     on_cpu, t = sim_RC.device.type == "cpu", temperature
     if isinstance(t, Tensor):
         t = t.unsqueeze(1) if t.ndim else float(t) if on_cpu else t
-    forms = [form for form in (roles.kin, roles.drop) if form is not None]
-    of_rows = not (judged or policy.hardness or isinstance(t, Tensor)) and policy.action != "attract"  # no matrix beside the shares
-    by_parts = on_cpu and not compiles and of_rows and forms and all(isinstance(form, Interval) for form in forms)
-    if by_parts and sim_RC.numel() > _CACHED:
-        given = _in_parts(sim_RC, negatives_b, roles, policy, t, weighted)
-    else:
-        given = compiled(_weighted, compiles)(sim_RC, negatives_b, roles, policy, t, judged, weighted)
     if not on_cpu or policy.hardness:
-        return given
-    share_RC, norm_R, lse_R = exponentials(given.share_RC, t)
-    return replace(given, share_RC=share_RC, norm_R=norm_R, lse_R=lse_R)
+        return compiled(_weighed, compiles)(sim_RC, negatives_b, roles, policy, t, judged, weighted)
+    forms = [form for form in (roles.kin, roles.drop) if form is not None]
+    of_rows = not (judged or isinstance(t, Tensor)) and policy.action != "attract"  # no matrix beside the logits
+    by_parts = forms and all(isinstance(form, Interval) for form in forms) and of_rows and not compiles
+    if by_parts and sim_RC.numel() > _CACHED:
+        logits, weights = _in_parts(sim_RC, negatives_b, roles, policy, t, weighted)
+    else:
+        logits, weights = compiled(_weights, compiles)(sim_RC, negatives_b, roles, policy, t, judged, weighted)
+    return exponentials(logits.logit_RC, t), weights
 
 
-def _weighted(
+def _weighed(
     sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: Policy, t: float | Tensor, judged: bool, weighted: bool
-) -> Weighed:
-    """`weigh`; on a CPU without the softmax, and with t times the logits as `share_RC`. `t`: a number, or (), or (R, 1)."""
-    removes = roles.kin is not None and policy.removes(roles.kin.graded)
+) -> tuple[Softmax, Weights]:
+    """`weigh` as one function to compile. `t`: a number, or (), or (R, 1)."""
+    logits, weights = _weights(sim_RC, negatives_b, roles, policy, t, judged, weighted)
+    return hardened(logits, t, weights.weight_R, policy.hardness), weights
+
+
+def _weights(
+    sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: Policy, t: float | Tensor, judged: bool, weighted: bool
+) -> tuple[Logits, Weights]:
+    """`weigh` without the softmax."""
     kin, cut_R = roles.kin, None
-    chosen: tuple[Tensor | None, Tensor | None]
+    removes = kin is not None and policy.removes(kin.graded)
+    short = removes or (kin is not None and policy.removes_by_degrees(kin.graded))
+    weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
+    if roles.drop is not None:
+        sim_RC = sim_RC.add_(_dropped(sim_RC, roles.drop), alpha=LEFT_OUT)
+        weight_R = None if weight_R is None else others(sim_RC).sum(1)
+    scaled_RC = sim_RC / t if policy.hardness else None
+    if kin is None:
+        return Logits(sim_RC, scaled_RC), Weights(weight_R=weight_R)
     if removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not looks(sim_RC):
         cut_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
-        chosen, short = (above(sim_RC, cut_R), None), False
+        kin_RC, short = above(sim_RC, cut_R), False
     else:
-        by_degrees = roles.kin is not None and policy.removes_by_degrees(roles.kin.graded)
-        chosen, short = select(sim_RC, roles), removes or by_degrees
-    kin_RC, drop_RC = chosen
-    weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
-    if drop_RC is not None:
-        weight_R = None if weight_R is None else weight_R - drop_RC.sum(1)
-        sim_RC = sim_RC.add_(drop_RC, alpha=LEFT_OUT)
-    scaled_RC = sim_RC / t if policy.hardness else None
-    if kin_RC is None:
-        return Weighed(*hardened(sim_RC, t, scaled_RC, weight_R, policy.hardness), weight_R=weight_R)
-    assert roles.kin is not None
-    degree_RC = roles.kin.degree(sim_RC) if roles.kin.graded else None
+        kin_RC = _kin(sim_RC, kin)
+    degree_RC = kin.degree(sim_RC) if kin.graded else None
     flagged_R = kin_RC.sum(1)
     if short:
         assert weight_R is not None, "the number of negatives is needed where kin are removed"
@@ -318,21 +333,26 @@ def _weighted(
     else:
         weight_R = None if weight_R is None else (weight_R - flagged_R) + flagged_R * policy.kin_weight
         logit_RC = sim_RC.add_(kin_RC * (t * math.log(policy.kin_weight)))
-    softmax = hardened(logit_RC, t, scaled_RC, weight_R, policy.hardness)
-    return Weighed(*softmax, flagged_R, weight_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
+    kept_RC = kin_RC if judged else None
+    return Logits(logit_RC, scaled_RC), Weights(flagged_R, weight_R, kept_RC, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
 
 
-def _in_parts(sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: Policy, t: float | Tensor, weighted: bool) -> Weighed:
-    """`_weighted` of a few rows at a time, for intervals of kin that are not attracted: what is asked for are numbers of each row."""
-    number, found = len(sim_RC), list[Weighed]()
+def _in_parts(
+    sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: Policy, t: float | Tensor, weighted: bool
+) -> tuple[Logits, Weights]:
+    """`_weights` of a few rows at a time, for intervals of kin that are not attracted: what is asked for are numbers of each row."""
+    number, found = len(sim_RC), list[Weights]()
     negatives_R = None if negatives_b is None else _of_rows(negatives_b, number)
     for rows in parts(sim_RC):
         some = Roles(*(form.of_rows(rows, number) if isinstance(form, Interval) else None for form in (roles.kin, roles.drop)))
-        found.append(_weighted(sim_RC[rows], None if negatives_R is None else negatives_R[rows], some, policy, t, False, weighted))
+        found.append(_weights(sim_RC[rows], None if negatives_R is None else negatives_R[rows], some, policy, t, False, weighted)[1])
     flagged, weight = ([each.flagged_R for each in found], [each.weight_R for each in found])
-    cuts = [torch.full_like(each.share_RC[:, 0], -torch.inf) if each.cut_R is None else each.cut_R for each in found]
     flagged_R, weight_R = (None if each[0] is None else torch.cat(each) for each in (flagged, weight))  # type: ignore[arg-type]
-    return Weighed(sim_RC, None, sim_RC.new_empty(0), flagged_R, weight_R, cut_R=torch.cat(cuts))
+    cut_R = None
+    if any(each.cut_R is not None for each in found):
+        whole = [torch.full_like(sim_RC[rows, 0], -torch.inf) for rows in parts(sim_RC)]
+        cut_R = torch.cat([none_R if each.cut_R is None else each.cut_R for each, none_R in zip(found, whole, strict=True)])
+    return Logits(sim_RC, None), Weights(flagged_R, weight_R, cut_R=cut_R)
 
 
 def parts(sim_RC: Tensor) -> Iterator[slice]:
@@ -366,27 +386,33 @@ def select(sim_RC: Tensor, roles: Roles, drops: bool = True) -> tuple[Tensor | N
     """(R, C), (R, C) 1 at kin and at what is dropped; nothing is both, and nothing of either is the anchor's own. None: nothing is.
 
     `drops`: False leaves what is dropped among the candidates."""
-    kin_RC = drop_RC = None
+    drop_RC = None
     if roles.drop is not None and drops:
-        drop = roles.drop
-        if isinstance(drop, Interval) and drop.upper_R is not None:  # the most similar stays
-            drop = Interval(drop.lower_R, torch.minimum(_of_rows(drop.upper_R.to(sim_RC.dtype), len(sim_RC)), sim_RC.amax(1)))
-        drop_RC = drop.mask(sim_RC) * others(sim_RC)
-    if roles.kin is not None:
-        kin_RC = roles.kin.mask(sim_RC)
-        if not isinstance(roles.kin, Interval) or roles.kin.lower_R is None:
-            kin_RC = kin_RC * others(sim_RC)
-        if drop_RC is not None:
-            kin_RC = kin_RC * (1 - drop_RC)
-    return kin_RC, drop_RC
+        drop_RC = _dropped(sim_RC, roles.drop) * others(sim_RC)
+        sim_RC = torch.add(sim_RC, drop_RC, alpha=LEFT_OUT)
+    return None if roles.kin is None else _kin(sim_RC, roles.kin), drop_RC
+
+
+def _dropped(sim_RC: Tensor, drop: Form) -> Tensor:
+    """(R, C) 1 at what is dropped; what is the anchor's own may be among it."""
+    if isinstance(drop, Interval) and drop.upper_R is not None:  # the most similar stays
+        drop = replace(drop, upper_R=torch.minimum(_of_rows(drop.upper_R.to(sim_RC.dtype), len(sim_RC)), sim_RC.amax(1)))
+    return drop.mask(sim_RC)
+
+
+def _kin(sim_RC: Tensor, kin: Form) -> Tensor:
+    """(R, C) 1 at kin, of what is neither the anchor's own nor left out."""
+    kin_RC = kin.mask(sim_RC)
+    return kin_RC if isinstance(kin, Interval) and kin.lower_R is not None else kin_RC * others(sim_RC)
 
 
 def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, min_negatives: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Kin less the least similar ones of rows that would be left with fewer than `min_negatives`, how many remain, and the similarity up
     to which they were spared; of equals at that similarity, up to rounding, all are."""
-    lacking_R = torch.minimum(min_negatives - (weight_R - flagged_R), flagged_R)
-    if not min_negatives or (looks(sim_RC) and not bool((lacking_R > 0).any())):
+    left_R = weight_R - flagged_R
+    if not min_negatives or (looks(sim_RC) and len(left_R) and float(left_R.min()) >= min_negatives):
         return kin_RC, flagged_R, None  # on a CPU looking costs nothing, and saves two passes
+    lacking_R = torch.minimum(min_negatives - left_R, flagged_R)
     kin_sim_RC = torch.where(kin_RC > 0, sim_RC, torch.inf)
     number = min(min_negatives, sim_RC.shape[1])
     if number == 1:
@@ -399,10 +425,6 @@ def spare(sim_RC: Tensor, kin_RC: Tensor, flagged_R: Tensor, weight_R: Tensor, m
     return kin_RC, kin_RC.sum(1), cut_R
 
 
-Softmax = tuple[Tensor, Tensor | None, Tensor]
-"""`Weighed.share_RC`, `norm_R` and `lse_R`."""
-
-
 def exponentials(x_RC: Tensor, t: float | Tensor) -> Softmax:
     """The softmax of x / t of each row, and its log-sum-exp, on a CPU. Overwrites `x_RC`.
 
@@ -411,16 +433,20 @@ def exponentials(x_RC: Tensor, t: float | Tensor) -> Softmax:
     log-sum-exp below `EMPTY` and shares of 0."""
     scale, top_R1 = 1 / (math.log(2) * t), x_RC.amax(1, keepdim=True).clamp_(min=EMPTY)
     shift_R1 = top_R1 * -scale
-    if isinstance(scale, Tensor):
-        exp_RC = x_RC.sub_(top_R1).mul_(scale).exp2_()
-    else:
-        exp_RC = torch.add(shift_R1, x_RC, alpha=scale, out=x_RC).exp2_()
+    exp_RC = scaled_plus(x_RC, scale, shift_R1, out=x_RC).exp2_()
     sum_R = exp_RC.sum(1)
     lse_R = sum_R.log2().sub_(shift_R1.squeeze(1)).mul_(math.log(2)).clamp_(min=LEFT_OUT)
-    return exp_RC, 1 / sum_R.clamp_(min=torch.finfo(sum_R.dtype).tiny), lse_R
+    return Softmax(exp_RC, 1 / sum_R.clamp_(min=torch.finfo(sum_R.dtype).tiny), lse_R)
 
 
-def shares(logit_RC: Tensor) -> tuple[Tensor, None, Tensor]:
+def scaled_plus(x_RC: Tensor, scale: float | Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
+    """scale · x + shift, in one pass where the scale is a number."""
+    if isinstance(scale, Tensor):
+        return torch.mul(x_RC, scale, out=out).add_(shift)
+    return torch.add(shift, x_RC, alpha=scale, out=out)
+
+
+def shares(logit_RC: Tensor) -> Softmax:
     """The softmax of logits, and its log-sum-exp: the largest logit less the logarithm of its share, which is at least 1 / C.
 
     A compiler has it in one pass less the other way. A row without any negative has equal shares, to be multiplied by a derivative of 0."""
@@ -428,29 +454,27 @@ def shares(logit_RC: Tensor) -> tuple[Tensor, None, Tensor]:
     if torch.compiler.is_compiling():
         exp_RC = (logit_RC - top_R.unsqueeze(1)).exp()
         sum_R = exp_RC.sum(1)
-        return exp_RC / sum_R.unsqueeze(1), None, top_R + sum_R.log()
+        return Softmax(exp_RC / sum_R.unsqueeze(1), None, top_R + sum_R.log())
     share_RC = torch.softmax(logit_RC, 1)
-    return share_RC, None, top_R - share_RC.amax(1).log()
+    return Softmax(share_RC, None, top_R - share_RC.amax(1).log())
 
 
-def hardened(logit_RC: Tensor, t: float | Tensor, scaled_RC: Tensor | None, weight_R: Tensor | None, hardness: float) -> Softmax:
+def hardened(logits: Logits, t: float | Tensor, weight_R: Tensor | None, hardness: float) -> Softmax:
     """The shares and log-sum-exp of negatives that weigh more the more similar they are: Robinson et al., Contrastive Learning with Hard
     Negative Samples, ICLR 2021, equation 4. With a hardness β of 0 they are those of `shares`.
 
         lse_i = log( Σ_j w_ij h_ij exp(s_ij / t) ),   h_ij = exp(β s_ij / t) / mean_j exp(β s_ij / t),   the mean weighted by w
         share_ij = t · ∂lse_i/∂s_ij = (1 + β) p_ij − β q_ij,   p, q: the softmaxes of (1 + β) s / t + log w and of β s / t + log w
 
-    `logit_RC` over t is s / t + log w, `scaled_RC` s / t. As in the published code, h is part of the gradient."""
+    As in the published code, h is part of the gradient."""
+    logit_RC, scaled_RC = divided(logits.logit_RC, t), logits.scaled_RC
     if scaled_RC is None:
-        if logit_RC.device.type == "cpu":
-            return logit_RC, None, logit_RC.new_empty(0)  # `weigh` takes the softmax
-        return shares(divided(logit_RC, t))
+        return shares(logit_RC)
     assert weight_R is not None, "the mean over negatives needs their number"
-    logit_RC = divided(logit_RC, t)
     hard_RC, _, hard_R = shares(logit_RC + hardness * scaled_RC)
     soft_RC, _, soft_R = shares(logit_RC - (1 - hardness) * scaled_RC)
     lse_R = torch.where(weight_R > 0, hard_R - soft_R + weight_R.log(), LEFT_OUT)
-    return (1 + hardness) * hard_RC - hardness * soft_RC, None, lse_R
+    return Softmax((1 + hardness) * hard_RC - hardness * soft_RC, None, lse_R)
 
 
 def divided(x_RC: Tensor, by: float | Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.detectors.base import Detector, Found, TakesMetrics
 from kinfolk.detectors.ring_learned import Boundaries
-from kinfolk.detectors.selection import SMALL, Cut, cut
+from kinfolk.detectors.selection import Cut, cut
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Form, Interval, Mask, Roles, others
 from kinfolk.pairs import Block
@@ -215,7 +215,7 @@ def exact(block: Block, lower: float, upper: float) -> Shape:
     own_R = num_candidates - n_R
     first_R = own_R + torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
     last_R = own_R + index(upper, n_R)
-    if block.sim_RC.device.type == "cpu" and num_candidates > SMALL:
+    if block.sim_RC.device.type == "cpu" and num_candidates:
         return _by_cuts(block, first_R, last_R, lower > 0, upper < 1)
     order_RC = block.sim_RC.sort(dim=1, stable=True).indices
     place_C = torch.arange(num_candidates, device=order_RC.device).expand_as(order_RC)
