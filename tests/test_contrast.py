@@ -1,4 +1,4 @@
-"""Both directions in four products equal each by itself in three: losses, gradient, state and counts. A batch with itself takes two."""
+"""Both directions in three or four products equal each by itself in three: losses, gradient, state and counts. A batch with itself takes two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kinfolk import contrast
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle, StartAt
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, NTXent, bimodal
 from kinfolk.objectives.base import unit
@@ -59,6 +60,11 @@ def steps(loss_fn: Bimodal[Any], grouped: bool, twins: bool = False) -> dict[str
     return out
 
 
+def keep(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """Whether one direction keeps its similarities for the other."""
+    monkeypatch.setattr(contrast, "_KEPT_ELEMENTS", {"default": 1 << 24 if kept else 0})
+
+
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each direction by itself from now on."""
     monkeypatch.setattr(bimodal, "crosses", lambda work: False)
@@ -66,8 +72,11 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("detector", DETECTORS)
-@pytest.mark.parametrize(("grouped", "block_rows"), [(False, None), (True, 3)])
-def test_together_equals_apart(monkeypatch: pytest.MonkeyPatch, name: str, detector: str, grouped: bool, block_rows: int | None) -> None:
+@pytest.mark.parametrize(("grouped", "block_rows", "kept"), [(False, None, True), (False, None, False), (True, 3, True), (True, 3, False)])
+def test_together_equals_apart(
+    monkeypatch: pytest.MonkeyPatch, name: str, detector: str, grouped: bool, block_rows: int | None, kept: bool
+) -> None:
+    keep(monkeypatch, kept)
     made = [LOSSES[name](detector=DETECTORS[detector](), block_rows=block_rows).double() for _ in range(2)]
     together = steps(made[0], grouped)
     apart(monkeypatch)
@@ -153,15 +162,25 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(
-    ("detector", "action", "number"),
-    [(None, "eliminate", 4), (FNC(top_k=1), "eliminate", 4), (FNC(top_k=1), "attract", 6), (Oracle(torch.arange(N)), "eliminate", 6)],
+    ("detector", "action", "crosses"),
+    [
+        (None, "eliminate", True),
+        (FNC(top_k=1), "eliminate", True),
+        (FNC(top_k=1), "attract", False),
+        (Oracle(torch.arange(N)), "eliminate", False),
+    ],
 )
-def test_four_products_where_a_level_says_who_is_left_out(detector: Detector | None, action: Action, number: int) -> None:
+def test_fewer_products_where_a_level_says_who_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, detector: Detector | None, action: Action, crosses: bool, kept: bool
+) -> None:
+    """Four for both directions instead of six, and three where the similarities are kept from one to the other."""
+    keep(monkeypatch, kept)
     images, texts, ids = batch(0)
     with Products() as products:  # type: ignore[no-untyped-call]
         CLIPLoss(0.3, detector=detector, action=action)(images, texts, ids).backward()
-    assert products.number == number
+    assert products.number == (6 if not crosses else 3 if kept else 4)
 
 
 @pytest.mark.parametrize("detector", [None, Oracle(torch.arange(N) % 3)])
