@@ -1,4 +1,4 @@
-"""Both directions in three or four products equal each by itself in three: losses, gradient, state and counts. A batch with itself takes two."""
+"""Both directions in three or four products equal each by itself: losses, gradient, state and counts. A batch with itself takes two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk import contrast
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle, StartAt
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, NTXent, bimodal
+from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, NTXent, SigLIPLoss, bimodal
 from kinfolk.objectives.base import unit
 from kinfolk.pairs import Action, two_views
 
@@ -215,3 +215,11 @@ def test_views_become_unit_vectors_and_their_gradients_are_contiguous() -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
         assert one.is_contiguous()
+
+
+@pytest.mark.parametrize("make", [lambda: NTXent(0.3), lambda: CLIPLoss(0.3), lambda: SigLIPLoss(0.3)])
+def test_a_second_derivative_is_refused(make: Callable[[], Callable[[Tensor, Tensor], Tensor]]) -> None:
+    """The gradient was taken by hand; differentiated again it would count as a constant."""
+    images, texts, _ = batch(0)
+    with pytest.raises(RuntimeError, match="leave `create_graph` out"):
+        torch.autograd.grad(make()(images, texts), images, create_graph=True)

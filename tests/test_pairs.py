@@ -50,3 +50,9 @@ def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> 
     }
     with pytest.raises(ValueError, match=words):
         Pairs(**{**right, **change}, num_views=2)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
+def test_nothing_to_compare_is_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="neither of them 0"):
+        two_views(torch.randn(shape), torch.randn(shape))

@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kinfolk import distributed
 from kinfolk.detectors.base import Detector, Found
@@ -398,10 +397,16 @@ class _Function(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         return *(grad * x if needed and x is not None else None for x, needed in wanted), None
+
+
+def refuse_second_derivative() -> None:
+    """For a backward pass whose gradient was taken by hand, so that it would count as a constant."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("the gradient of a contrastive loss cannot be differentiated again; leave `create_graph` out")
 
 
 @functools.cache

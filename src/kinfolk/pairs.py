@@ -98,6 +98,8 @@ class Pairs:
             )
         if self.degree is not None and self.degree.shape != self.positives.shape[:2]:
             raise ValueError(f"`degree` (={tuple(self.degree.shape)}) must have the shape {tuple(self.positives.shape[:2])}")
+        if not self.anchors.numel():
+            raise ValueError(f"`anchors` (={tuple(self.anchors.shape)}) must have the shape (anchors, embedding), neither of them 0")
         if num_candidates == 0:
             raise ValueError("`candidates` must hold at least one row; fill a queue before the first loss is taken")
         if (self.groups is None) != (self.candidate_groups is None):
@@ -186,8 +188,9 @@ def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple
 def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[[Tensor, Tensor], Tensor] | None = None) -> Pairs:
     """The SimCLR pattern: every view is an anchor, every view is a candidate, the other view is the positive. `unit`: makes (B, 2, D)
     embeddings of unit norm from the two views, where they are not yet."""
-    if z1.shape != z2.shape or z1.ndim != 2:
-        raise ValueError(f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)}) must have one shape (batch, embedding)")
+    if z1.shape != z2.shape or z1.ndim != 2 or not z1.numel():
+        shapes = f"`z1` (={tuple(z1.shape)}) and `z2` (={tuple(z2.shape)})"
+        raise ValueError(f"{shapes} must have one shape (batch, embedding), neither of them 0")
     if ids is not None:
         require_integers("ids", ids)
     ids = torch.arange(len(z1), device=z1.device) if ids is None else ids.to(z1.device, torch.int64)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.reference.compositions import DIGEST, attempt, digest, kept
+from tests.reference.compositions import DIGEST, SIZES, attempt, digest, kept, kept_on_ranks, on_ranks
 
 RECORDED: dict[str, list[float]] = json.loads(DIGEST.read_text(encoding="utf-8"))
+
+
+def check(name: str, found: dict[str, Any]) -> None:
+    """Up to the rounding of float64; see `compositions.py` for what a number stands for."""
+    assert digest(found) == pytest.approx(RECORDED[name], rel=1e-12, abs=1e-12), name
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", kept())
 def test_nothing_has_changed(name: str) -> None:
-    assert digest(attempt(name)) == pytest.approx(RECORDED[name], rel=1e-5, abs=1e-5), "see `compositions.py` for what a number stands for"
+    check(name, attempt(name))
+
+
+def test_nothing_has_changed_on_two_ranks() -> None:
+    found = on_ranks(kept_on_ranks())
+    assert len(found) == len(SIZES) * len(kept_on_ranks())
+    for name, value in found.items():
+        check(name, value)

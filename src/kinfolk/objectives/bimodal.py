@@ -28,7 +28,7 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.contrast import Across, Contrast
-from kinfolk.detectors.base import Detector
+from kinfolk.detectors.base import Detector, guidance_of
 from kinfolk.objectives.base import Objective, call, unit
 from kinfolk.objectives.ntxent import Estimate, NTXent
 from kinfolk.pairs import Pairs, require_integers
@@ -114,7 +114,7 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         images, texts = unit(image_features), unit(text_features)
 
         def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Contrast:
-            guided = objective.detector is not None and objective.detector.guidance.reads == "modality"
+            guided = guidance_of(objective.detector).reads == "modality"
             guide = others.detach() if guided else None  # how similar the candidates are to the anchor's own one of them
             pairs = Pairs(
                 anchors,
@@ -205,10 +205,10 @@ def known(ids: Tensor, group_ids: Tensor) -> Tensor:
 def check_inputs(image_features: Tensor, text_features: Tensor, ids: Tensor | None, group_ids: Tensor | None) -> None:
     """Refuses inputs of a loss of image and text whose shapes or types do not fit."""
     shape = tuple(image_features.shape)
-    if image_features.ndim != 2 or text_features.shape != image_features.shape:
+    if image_features.ndim != 2 or text_features.shape != image_features.shape or not image_features.numel():
         raise ValueError(
-            f"`image_features` (={shape}) and `text_features` (={tuple(text_features.shape)}) must have one shape (batch, embedding): "
-            "row i of both belongs to one sample"
+            f"`image_features` (={shape}) and `text_features` (={tuple(text_features.shape)}) must have one shape (batch, embedding), "
+            "neither of them 0: row i of both belongs to one sample"
         )
     for name, given in (("ids", ids), ("group_ids", group_ids)):
         if given is None:

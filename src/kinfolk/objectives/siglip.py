@@ -12,11 +12,10 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.contrast import Contrast, Rows, Terms
+from kinfolk.contrast import Contrast, Rows, Terms, refuse_second_derivative
 from kinfolk.kinship import Roles, select
 from kinfolk.objectives.base import Objective, Shared, call, unit
 from kinfolk.objectives.bimodal import LearnedTemperature, check_inputs, known
@@ -187,6 +186,6 @@ class _Sigmoid(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         return *(grad * x for x in ctx.saved_tensors), None
