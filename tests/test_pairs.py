@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.pairs import Pairs, own_matches, two_views
+from kinfolk.pairs import Pairs, own_columns, two_views
 
 
 @given(rows=st.lists(st.integers(0, 5), max_size=12), candidates=st.lists(st.integers(0, 5), max_size=12))
-def test_own_matches_are_all_equal_keys(rows: list[int], candidates: list[int]) -> None:
-    found = own_matches(torch.tensor(rows, dtype=torch.int64), *torch.tensor(candidates, dtype=torch.int64).sort())
-    slow = {(i, j) for i, a in enumerate(rows) for j, b in enumerate(candidates) if a == b}
-    assert set(zip(*(x.tolist() for x in found[:2]), strict=True)) == slow
-    assert len(found[0]) == len(slow)
-    assert found[2].tolist() == [candidates.count(key) for key in rows]
+def test_own_columns_are_all_equal_keys(rows: list[int], candidates: list[int]) -> None:
+    column_BK, count_B = own_columns(torch.tensor(rows, dtype=torch.int64), torch.tensor(candidates, dtype=torch.int64))
+    assert count_B.tolist() == [candidates.count(key) for key in rows]
+    assert column_BK.shape == (len(rows), max(count_B.tolist(), default=0))
+    for key, columns in zip(rows, column_BK.tolist(), strict=True):
+        assert set(columns) == {j for j, other in enumerate(candidates) if other == key} or key not in candidates
 
 
 def test_two_views_are_sample_major() -> None:

@@ -169,20 +169,16 @@ class Block:
         return values_b if self.num_views == 1 else values_b.repeat_interleave(self.num_views)
 
 
-def own_matches(keys_R: Tensor, sorted_keys_C: Tensor, order_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Row and column of every candidate that shares its key with the row, (M,), (M,); and how many each row has, (R,).
+def own_columns(keys_B: Tensor, keys_C: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, K) the candidates that share its key with each sample, and (B,) how many it has; K is the largest of these numbers.
 
-    `sorted_keys_C, order_C = candidate_keys.sort()`, taken once for all blocks. For the CPU: the host looks at values.
-    """
-    first_R = torch.searchsorted(sorted_keys_C, keys_R)
-    count_R = torch.searchsorted(sorted_keys_C, keys_R, right=True) - first_R
-    most = int(count_R.max()) if len(count_R) else 0
-    place_RK = first_R.unsqueeze(1) + torch.arange(most)
-    row_RK = torch.arange(len(keys_R)).unsqueeze(1).expand_as(place_RK)
-    if bool((count_R == most).all()):  # as many for every row, which is the usual case
-        return row_RK.flatten(), order_C[place_RK].flatten(), count_R
-    there_RK = torch.arange(most) < count_R.unsqueeze(1)
-    return row_RK[there_RK], order_C[place_RK[there_RK]], count_R
+    A sample with fewer has one of its own several times; with none, any candidates. For the CPU: the host looks at values."""
+    sorted_C, order_C = keys_C.sort()
+    first_B = torch.searchsorted(sorted_C, keys_B)
+    count_B = torch.searchsorted(sorted_C, keys_B, right=True) - first_B
+    place_BK = first_B.unsqueeze(1) + torch.arange(int(count_B.max()) if len(count_B) else 0)
+    last_B = (first_B + count_B - 1).clamp_(min=0)
+    return order_C[torch.minimum(place_BK, last_B.unsqueeze(1))], count_B
 
 
 def two_views(z1: Tensor, z2: Tensor, ids: Tensor | None = None, unit: Callable[[Tensor, Tensor], Tensor] | None = None) -> Pairs:
