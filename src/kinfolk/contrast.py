@@ -264,13 +264,15 @@ class Contrast:
         column_BK, own_B = own_columns(keys_B, keys_C) if on_cpu else (keys_B, keys_B)
         all_own = on_cpu and bool((own_B > 0).all())
         counted = self.reads_weight or self.detector is not None or self.labels is not None
+        kept = [] if self.takes is None else self.takes.sims
+        memory_RC = anchors_AD.new_empty(0 if kept else min(step * views, len(anchors_AD)), num_candidates)  # one for all blocks
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
             key_b = keys_B[samples]
-            if self.takes is not None and self.takes.sims:
-                sim_RC = joined([sim[:, rows] for sim in self.takes.sims]).T
+            if kept:
+                sim_RC = joined([sim[:, rows] for sim in kept]).T
             else:
-                sim_RC = anchors_AD[rows] @ candidates_CD.T
+                sim_RC = torch.mm(anchors_AD[rows], candidates_CD.T, out=memory_RC[: rows.stop - rows.start])
             sim_bVC = sim_RC.view(len(key_b), views, num_candidates)
             if on_cpu:  # as places, whose number a CPU may know: a tenth of a whole block's time less
                 row_b1, column_bK = torch.arange(len(key_b)).unsqueeze(1), column_BK[samples]

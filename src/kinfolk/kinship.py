@@ -286,32 +286,10 @@ def _weights(
     sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: Policy, t: float | Tensor, judged: bool, weighted: bool
 ) -> tuple[Logits, Weights]:
     """`weigh` without the softmax."""
-    kin, cut_R = roles.kin, None
-    removes = kin is not None and policy.removes(kin.graded)
-    short = removes or (kin is not None and policy.removes_by_degrees(kin.graded))
-    weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
-    if roles.drop is not None:
-        sim_RC = sim_RC.add_(_dropped(sim_RC, roles.drop), alpha=LEFT_OUT)
-        weight_R = None if weight_R is None else others(sim_RC).sum(1)
+    kin_RC, degree_RC, flagged_R, weight_R, cut_R = _chosen(sim_RC, negatives_b, roles, policy, weighted)
     scaled_RC = sim_RC / t if policy.hardness else None
-    if kin is None:
+    if kin_RC is None or flagged_R is None:
         return Logits(sim_RC, scaled_RC), Weights(weight_R=weight_R)
-    if removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not looks(sim_RC):
-        cut_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
-        kin_RC, short = above(sim_RC, cut_R), False
-    else:
-        kin_RC = _kin(sim_RC, kin)
-    degree_RC = kin.degree(sim_RC) if kin.graded else None
-    flagged_R = kin_RC.sum(1)
-    if short:
-        assert weight_R is not None, "the number of negatives is needed where kin are removed"
-        if removes or degree_RC is None:
-            kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
-        else:  # only kin with the degree 1 leave the denominator
-            gone_RC = kin_RC * greater(degree_RC, 1 - 8 * torch.finfo(sim_RC.dtype).eps)
-            gone_R = gone_RC.sum(1)
-            left_RC, left_R, _ = spare(sim_RC, gone_RC, gone_R, weight_R, policy.min_negatives)
-            kin_RC, flagged_R = kin_RC - (gone_RC - left_RC), flagged_R - (gone_R - left_R)
     target_RC = mass_R = pull_R = kin_lse_R = None
     if policy.action == "attract":
         target_RC = kin_RC if degree_RC is None else kin_RC * degree_RC
@@ -320,21 +298,62 @@ def _weights(
         if policy.pools_kin:
             share_RC, _, kin_lse_R = shares(torch.where(target_RC > 0, sim_RC / t + target_RC.log(), LEFT_OUT))
             target_RC = share_RC * (mass_R > 0).unsqueeze(1)
-    if removes:
-        weight_R = None if weight_R is None else weight_R - flagged_R
-        logit_RC = sim_RC.add_(kin_RC, alpha=LEFT_OUT)
+    kept_R = None if weight_R is None else weight_R - flagged_R
+    if policy.removes(degree_RC is not None):
+        weight_R, logit_RC = kept_R, sim_RC.add_(kin_RC, alpha=LEFT_OUT)
     elif policy.action == "attract" and policy.attracted_stay:
         logit_RC = sim_RC
     elif degree_RC is not None:
         factor_RC = 1 - degree_RC
-        if weight_R is not None:
-            weight_R = (weight_R - flagged_R) + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
+        weight_R = None if kept_R is None else kept_R + (kin_RC * factor_RC).sum(1)  # not n + Σ(w − 1), which cancels
         logit_RC = sim_RC.add_(kin_RC * (t * factor_RC.log().clamp(min=LEFT_OUT)))
     else:
-        weight_R = None if weight_R is None else (weight_R - flagged_R) + flagged_R * policy.kin_weight
+        weight_R = None if kept_R is None else kept_R + flagged_R * policy.kin_weight
         logit_RC = sim_RC.add_(kin_RC * (t * math.log(policy.kin_weight)))
-    kept_RC = kin_RC if judged else None
-    return Logits(logit_RC, scaled_RC), Weights(flagged_R, weight_R, kept_RC, target_RC, mass_R, pull_R, kin_lse_R, cut_R)
+    return Logits(logit_RC, scaled_RC), Weights(
+        flagged_R, weight_R, kin_RC if judged else None, target_RC, mass_R, pull_R, kin_lse_R, cut_R
+    )
+
+
+class _Chosen(NamedTuple):
+    """Kin, their degrees and their number, how many candidates are not dropped, and `Weights.cut_R`; None: nothing is kin, or not asked."""
+
+    kin_RC: Tensor | None
+    degree_RC: Tensor | None
+    flagged_R: Tensor | None
+    weight_R: Tensor | None
+    cut_R: Tensor | None
+
+
+def _chosen(sim_RC: Tensor, negatives_b: Tensor | None, roles: Roles, policy: Policy, weighted: bool) -> _Chosen:
+    """Who is kin, after what is dropped and what is spared. What is dropped is left out of `sim_RC`."""
+    kin, eps = roles.kin, torch.finfo(sim_RC.dtype).eps
+    removes = kin is not None and policy.removes(kin.graded)
+    by_level = removes and roles.drop is None and isinstance(kin, Interval) and kin.upper_R is None and not looks(sim_RC)
+    short = not by_level and kin is not None and (removes or policy.removes_by_degrees(kin.graded))
+    weight_R = _of_rows(negatives_b.to(sim_RC.dtype), len(sim_RC)) if negatives_b is not None and (weighted or short) else None
+    if roles.drop is not None:
+        sim_RC.add_(_dropped(sim_RC, roles.drop), alpha=LEFT_OUT)
+        weight_R = None if weight_R is None else others(sim_RC).sum(1)
+    if kin is None:
+        return _Chosen(None, None, None, weight_R, None)
+    if by_level:
+        assert isinstance(kin, Interval)
+        lowest_R = _lowest(kin, sim_RC, policy.min_negatives)  # the least similar negatives are never kin
+        kin_RC = above(sim_RC, lowest_R)
+        return _Chosen(kin_RC, None, kin_RC.sum(1), weight_R, lowest_R)
+    kin_RC, degree_RC = _kin(sim_RC, kin), kin.degree(sim_RC) if kin.graded else None
+    flagged_R, cut_R = kin_RC.sum(1), None
+    if short:
+        assert weight_R is not None, "the number of negatives is needed where kin are removed"
+        if removes or degree_RC is None:
+            kin_RC, flagged_R, cut_R = spare(sim_RC, kin_RC, flagged_R, weight_R, policy.min_negatives)
+        else:  # only kin with the degree 1 leave the denominator
+            gone_RC = kin_RC * greater(degree_RC, 1 - 8 * eps)
+            gone_R = gone_RC.sum(1)
+            left_RC, left_R, _ = spare(sim_RC, gone_RC, gone_R, weight_R, policy.min_negatives)
+            kin_RC, flagged_R = kin_RC - (gone_RC - left_RC), flagged_R - (gone_R - left_R)
+    return _Chosen(kin_RC, degree_RC, flagged_R, weight_R, cut_R)
 
 
 def _in_parts(
