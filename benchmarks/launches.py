@@ -190,10 +190,18 @@ def groups_of(make: Any, labelled: bool) -> dict[str, int]:
 
         return run
 
+    weights = kinship._weights
+
+    def weighed(*given: Any) -> Any:
+        logits, of_rows = weights(*given)
+        softmax = kinship.hardened(logits, given[4], of_rows.weight_R, given[3].hardness)
+        return kinship.Logits(softmax.share_RC, softmax.lse_R), of_rows
+
+    weighed.__name__ = "_weighed"
     with (
         patch.object(scheduler.Scheduler, "codegen", counting),
-        patch.object(kinship, "hardened", lambda logit_RC, t, *_: kinship.shares(kinship.divided(logit_RC, t))),
-        patch.object(kinship, "exponentials", lambda share_RC, _: (share_RC, None, share_RC[:, 0])),
+        patch.object(kinship, "_weights", weighed),
+        patch.object(kinship, "exponentials", lambda share_RC, _: kinship.Softmax(share_RC, None, share_RC[:, 0])),
         patch.object(compiling, "_compiled", compiled),
         config.patch(force_disable_caches=True),
     ):

@@ -59,6 +59,7 @@ class Across:
         self.d_temperature: Tensor | None = None  # with these and lse held
         self.sims: list[Tensor] = []  # (R, C) the similarities of all blocks, where they are few enough to be kept
         self._noted: list[tuple[Tensor, ...]] = []
+        self._memory: Tensor | None = None  # of `push`, one for all blocks
 
     def note(
         self, roles: Roles, lse_R: Tensor, cut_R: Tensor | None, d_lse_R: Tensor, d_own_RP: Tensor, d_temperature: Tensor | None
@@ -89,9 +90,12 @@ class Across:
         return (self.d_own[0] if len(self.d_own) == 1 else torch.cat(self.d_own))[rows]
 
     def push(self, sim_RC: Tensor) -> Tensor:
-        """(R, C) the other direction's part of ∂loss/∂s."""
+        """(R, C) the other direction's part of ∂loss/∂s; valid until the next call."""
         log_factor_C, above_C, cut_C = self._columns
-        bound_C, scale, push_RC = torch.maximum(above_C, cut_C), 1 / (math.log(2) * self.temperature), torch.empty_like(sim_RC)
+        bound_C, scale = torch.maximum(above_C, cut_C), 1 / (math.log(2) * self.temperature)
+        if self._memory is None or len(self._memory) < sim_RC.numel():
+            self._memory = sim_RC.new_empty(sim_RC.numel())
+        push_RC = self._memory[: sim_RC.numel()].as_strided(sim_RC.shape, sim_RC.stride())
         for rows in parts(sim_RC):
             logit_RC = scaled_plus(sim_RC[rows], scale, log_factor_C, out=push_RC[rows])
             logit_RC.add_(greater(sim_RC[rows], bound_C), alpha=LEFT_OUT).exp2_()
@@ -265,14 +269,18 @@ class Contrast:
         all_own = on_cpu and bool((own_B > 0).all())
         counted = self.reads_weight or self.detector is not None or self.labels is not None
         kept = [] if self.takes is None else self.takes.sims
-        memory_RC = anchors_AD.new_empty(0 if kept else min(step * views, len(anchors_AD)), num_candidates)  # one for all blocks
+        most_rows = 0 if len(kept) == 1 else min(step * views, len(anchors_AD))
+        memory = anchors_AD.new_empty(most_rows * num_candidates)  # one for all blocks
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
             key_b = keys_B[samples]
-            if kept:
-                sim_RC = joined([sim[:, rows] for sim in kept]).T
+            num_rows = rows.stop - rows.start
+            if len(kept) == 1:
+                sim_RC = kept[0].T
+            elif kept:
+                sim_RC = torch.cat([sim[:, rows] for sim in kept], out=memory[: num_rows * num_candidates].view(-1, num_rows)).T
             else:
-                sim_RC = torch.mm(anchors_AD[rows], candidates_CD.T, out=memory_RC[: rows.stop - rows.start])
+                sim_RC = torch.mm(anchors_AD[rows], candidates_CD.T, out=memory[: num_rows * num_candidates].view(num_rows, -1))
             sim_bVC = sim_RC.view(len(key_b), views, num_candidates)
             if on_cpu:  # as places, whose number a CPU may know: a tenth of a whole block's time less
                 row_b1, column_bK = torch.arange(len(key_b)).unsqueeze(1), column_BK[samples]
@@ -326,7 +334,7 @@ class _Gradient:
         outside = push_RC is None and weights.target_RC is None and not square  # the row's factor is taken out of the matrix
         d_sim_RC = softmax.share_RC
         if push_RC is not None:
-            d_sim_RC = torch.addcmul(push_RC, d_sim_RC, scale_R1)
+            d_sim_RC = push_RC.addcmul_(d_sim_RC, scale_R1)
         elif weights.target_RC is not None:
             by_kin_R = terms.d_kin_lse_R / temperature if terms.d_kin_lse_R is not None else terms.d_kin_R
             assert by_kin_R is not None
