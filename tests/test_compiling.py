@@ -29,7 +29,7 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
 }
 
 
-def refreshed(detector: Detector) -> Detector:
+def refreshed(detector: Cave) -> Cave:
     detector.refresh(torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), 0.0)
     return detector
 

@@ -67,7 +67,7 @@ def trained(framework: Framework, rank: int, log: CollectiveLog) -> dict[str, An
         framework.after_step()
         losses.append(loss.detach().held.item())
     number = log.total
-    if any(detector.refreshed_at_end for detector in framework.detectors):
+    if any(detector.refreshed_at_end for detector in framework.refreshed):
         framework.finish(features(framework))
     framework.set_progress(1, EPOCHS)
     state = {key: getattr(value, "held", value).clone() for key, value in framework.state_dict().items()}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from kinfolk.cli.lists import methods
-from kinfolk.detectors import DETECTORS, FNC, IFND, Detector, Found, GloFND, Hierarchy, StartAt
+from kinfolk.detectors import DETECTORS, FNC, IFND, Detector, Found, GloFND, Graded, Guide, Hierarchy, Refreshed, StartAt, Teacher
+from kinfolk.detectors.base import Guidance, Guided, Wrapped, guidance_of, set_loss_temperature
 from kinfolk.frameworks import SimCLR
 from kinfolk.kinship import Interval, Roles
 from kinfolk.objectives import NTXent
@@ -39,6 +42,60 @@ def test_find_is_all_that_a_detector_needs() -> None:
     assert framework.metrics == {}
     expected, loss_fn = NTXent(0.1, detector=FNC(top_k=1)), NTXent(0.1, detector=Nearest())
     torch.testing.assert_close(loss_fn(z[0], z[1]), expected(z[0], z[1]))  # without ids
+
+
+@pytest.mark.parametrize("wrap", [Graded, lambda detector: StartAt(detector, epoch=1), lambda detector: Graded(StartAt(detector, epoch=0))])
+def test_a_wrapper_adds_no_ability(wrap: Callable[[Detector], Wrapped]) -> None:
+    wrapped = wrap(Nearest())
+    set_loss_temperature(wrapped, 0.1)
+    for epoch in range(3):
+        wrapped.set_progress(epoch, 3)
+        assert not wrapped.due(epoch)
+        assert not wrapped.refreshed_at_end
+        assert not wrapped.collects
+    assert wrapped.space == "projected"
+    assert wrapped.wanted_metrics == frozenset()
+    assert guidance_of(wrapped) == Guidance()
+    assert not {"first_epoch", "loss_temperature"} & set(vars(wrapped) | vars(wrapped.detector))
+
+
+def test_a_wrapper_has_the_abilities_of_its_detector() -> None:
+    inner = IFND(8, space="features", schedule="constant")
+    wrapped = Graded(StartAt(inner, epoch=0))
+    set_loss_temperature(wrapped, 0.03)
+    assert inner.loss_temperature == 0.03
+    assert (wrapped.due(0), wrapped.refreshed_at_end, wrapped.space) == (True, True, "features")
+    bank = Graded(IFND(8, source="bank"))
+    bank.collect(torch.arange(8), torch.eye(8))
+    assert bank.collects
+    assert guidance_of(Graded(Teacher(own_weight=0.25))) == Guidance(reads="teacher", soft=True, own_weight=0.25)
+    assert guidance_of(StartAt(Guide(alpha=0.1), epoch=1)).reads == "modality"
+    assert guidance_of(None) == Guidance()
+
+
+def test_an_ability_without_its_class_is_refused() -> None:
+    """Otherwise `refresh` would never be called."""
+    with pytest.raises(TypeError, match=r"`Clusters` has `refresh` but does not inherit `Refreshed`: write `class Clusters\(Det"):
+
+        class Clusters(Nearest):
+            def refresh(self, features: torch.Tensor | None, progress: float) -> None: ...
+
+    with pytest.raises(TypeError, match="`Listens` has `guidance` but does not inherit `Guided`"):
+
+        class Listens(Nearest):
+            guidance = Guidance(soft=True)
+
+    class Both(Nearest, Refreshed, Guided):
+        guidance = Guidance(soft=True)
+
+        def due(self, epoch: int) -> bool:
+            return epoch == 1
+
+        def refresh(self, features: torch.Tensor | None, progress: float) -> None: ...
+
+    framework = SimCLR(torch.nn.Flatten(), torch.nn.Linear(4, 3), detector=Both(), action="attract")
+    assert [framework.due(epoch) for epoch in range(3)] == [False, True, False]
+    assert guidance_of(framework.objective.detector).soft
 
 
 def test_a_registered_detector_without_a_paper_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

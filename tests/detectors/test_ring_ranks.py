@@ -20,7 +20,7 @@ NAMES = ["exact", "learned", "linear", "loss", "clusters", "cave", "queue"]
 
 
 def detector(name: str) -> Detector:
-    made: dict[str, Detector] = {
+    made: dict[str, Ring | Cave] = {
         "exact": Ring(0.3, 0.8),
         "queue": Ring(0.3, 0.8, NUM_SAMPLES, boundaries="learned"),
         "learned": Ring(0.3, 0.8, NUM_SAMPLES, boundaries="learned"),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kinfolk.detectors import Oracle
+from kinfolk.detectors import IFND, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks.pcl import PCL, Prototypes
 from tests.ranks import spawn
@@ -204,10 +204,8 @@ def test_defaults_and_wrong_arguments() -> None:
         made(queue_size=N)
     with pytest.warns(KinfolkWarning, match="there will be no prototypes"):
         made(warmup_epochs=4)
-    detector = Oracle(LABELS)
-    detector.space = "features"
     with pytest.raises(ValueError, match=r"`detector` \(with `space` 'features'\) must use projected embeddings"):
-        made(detector=detector)
+        made(detector=IFND(N, space="features"))
     defaults = PCL(nn.Flatten(), nn.Linear(12, 5), 1000, queue_size=10).prototypes
     assert isinstance(defaults, Prototypes)
     assert defaults.clusters.num_clusters == (20, 40, 80)

@@ -24,6 +24,7 @@ from kinfolk.detectors import (
     Known,
     Neighbours,
     Oracle,
+    Refreshed,
     Ring,
     StartAt,
     Teacher,
@@ -82,7 +83,7 @@ DETECTORS: dict[str, Callable[[], Detector | None]] = {
 def made(loss: str, detector: str, action: Action) -> Any:
     torch.manual_seed(0)
     found = DETECTORS[detector]()
-    if found is not None and found.due(0) and not found.collects:
+    if isinstance(found, Refreshed) and found.due(0) and not found.collects:
         found.refresh(torch.nn.functional.normalize(torch.randn(N, D, generator=torch.Generator().manual_seed(3)), dim=1), 0.5)
     loss_fn: Any = LOSSES[loss](detector=found, action=action)
     loss_fn.set_eval_labels(LABELS)

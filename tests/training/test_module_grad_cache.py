@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def rank_child(rank: int, folder: str) -> None:
         loss = wrapped(views[:, mine], torch.arange(32)[mine])
     loss.backward()
     torch.save({"loss": loss.detach(), "gradients": gradients(made)}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    os._exit(0)  # once in many times, freeing `wrapped` waits for a thread of gloo that waits for Python's lock
 
 
 def test_two_ranks_in_chunks_are_one_process(tmp_path: Path) -> None:

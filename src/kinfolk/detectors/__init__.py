@@ -1,6 +1,6 @@
 """Detectors: which candidates are kin, that is, detected false negatives."""
 
-from kinfolk.detectors.base import Detector, Found, StartAt
+from kinfolk.detectors.base import Detector, Found, Refreshed, StartAt
 from kinfolk.detectors.cave import Cave
 from kinfolk.detectors.components import Components
 from kinfolk.detectors.fnc import FNC
@@ -49,6 +49,7 @@ __all__ = [
     "Known",
     "Neighbours",
     "Oracle",
+    "Refreshed",
     "Ring",
     "StartAt",
     "Teacher",

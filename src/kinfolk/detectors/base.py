@@ -1,18 +1,18 @@
 """The base class of detectors, which return the false negatives among the candidates, and the wrappers that change a detector's answer.
 
-A new detector needs `find`. One that keeps state also has `observe`, and one that clusters all samples `due` and `refresh`. Everything else
-has a default.
+A new detector needs `find`, and `observe` if it keeps state. Everything else has a default. What only some detectors need is in classes
+that they inherit as well: `Refreshed` (a step once per epoch, such as a clustering of all samples), `Guided` (embeddings of another model,
+or degrees for all candidates) and `TakesMetrics` (metrics of the training).
 
 Dimension key: R rows of a block, C candidates, b samples of the block, N data set.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Guidance:
 class Detector(Exact, ABC):
     """Abstract. Returns which candidates are kin (detected false negatives) of each anchor.
 
-    `find` reads, `observe` writes (training only, once per step, without gradient), `refresh` is the once-per-epoch step.
+    `find` reads, `observe` writes (training only, once per step, without gradient).
     """
 
     paper: ClassVar[str] = ""
@@ -68,18 +68,20 @@ class Detector(Exact, ABC):
 
     num_samples: int | None = None
     """N, if it reads or writes by sample id: a call without ids is then an error. None: it does not."""
-    space: Space = "projected"
-    """Which features `refresh` receives."""
-    collects: bool = False
-    """Whether `collect` is called in every step. `refresh` then needs no features."""
-    refreshed_at_end: bool = False
-    """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the final encoder."""
-    guidance: Guidance = Guidance()
 
     def __init__(self) -> None:
         super().__init__()
-        # Set from outside: the epoch and their number (`set_progress`), the first one in which the state changes, that of the loss.
-        self.epoch, self.num_epochs, self.first_epoch, self.loss_temperature = 0, 1, 0, math.nan
+        self.epoch, self.num_epochs = 0, 1  # see `set_progress`
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for mixin in (Refreshed, Guided):
+            for name in sorted(mixin.__abstractmethods__):
+                if hasattr(cls, name) and not issubclass(cls, mixin):
+                    raise TypeError(
+                        f"`{cls.__name__}` has `{name}` but does not inherit `{mixin.__name__}`: "
+                        f"write `class {cls.__name__}(Detector, {mixin.__name__})`; both are in kinfolk.detectors.base"
+                    )
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -99,19 +101,6 @@ class Detector(Exact, ABC):
         """Metrics logged at the end of each epoch. Default: none."""
         return {}
 
-    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
-        """Called in every step with the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks, if `collects`."""
-        raise NotImplementedError(f"{type(self).__name__} collects no anchors")
-
-    def due(self, epoch: int) -> bool:
-        """Whether `refresh` must be called before this epoch, counted from 0. Default: never."""
-        return False
-
-    def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The once-per-epoch step. `features`: (N, F) of all samples in data-set order, the same on all ranks; None if it collects its own.
-        `progress`: in [0, 1] of the training."""
-        raise NotImplementedError(f"{type(self).__name__} is never due")
-
     def silent_reason(self) -> str | None:
         """The reason why it cannot flag or drop anything in a training of `num_epochs` epochs, or None. Training warns before the first
         step. Default: None."""
@@ -120,6 +109,39 @@ class Detector(Exact, ABC):
     def set_progress(self, epoch: int, num_epochs: int) -> None:
         """Sets the epoch for schedules and warm-ups."""
         self.epoch, self.num_epochs = epoch, num_epochs
+
+
+class Refreshed(ABC):
+    """Abstract. What a detector adds that uses all samples at once, such as one that clusters them: a step before some of the epochs."""
+
+    space: Space = "projected"
+    """Which features `refresh` receives."""
+    collects: bool = False
+    """Whether `collect` is called in every step. `refresh` then needs no features."""
+    refreshed_at_end: bool = False
+    """Whether `refresh` is also called after the last epoch, with the progress 1, so that the state describes the final encoder."""
+
+    @abstractmethod
+    def due(self, epoch: int) -> bool:
+        """Whether `refresh` must be called before this epoch, counted from 0."""
+
+    @abstractmethod
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        """The once-per-epoch step. `features`: (N, F) of all samples in data-set order, the same on all ranks; None if it collects its own.
+        `progress`: in [0, 1] of the training."""
+
+    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        """Called in every step with the unit-norm anchors (B·V, D), sample-major, of the samples `ids` (B,) of all ranks, if `collects`."""
+        raise NotImplementedError(f"{type(self).__name__} collects no anchors")
+
+
+class Guided(ABC):
+    """Abstract. What a detector adds that uses embeddings of another model, or gives degrees to all candidates."""
+
+    @property
+    @abstractmethod
+    def guidance(self) -> Guidance:
+        """What distinguishes it from other detectors."""
 
 
 class TakesMetrics(ABC):
@@ -139,7 +161,7 @@ def wants(detector: Detector | None, metric: str) -> TakesMetrics | None:
     return detector if isinstance(detector, TakesMetrics) and metric in detector.wanted_metrics else None
 
 
-class Wrapped(Detector, TakesMetrics, ABC):
+class Wrapped(Detector, Refreshed, TakesMetrics, ABC):
     """Abstract. A detector that changes the answer of another one. Everything else is that of the wrapped detector.
 
     Args:
@@ -156,19 +178,15 @@ class Wrapped(Detector, TakesMetrics, ABC):
 
     @property
     def space(self) -> Space:  # type: ignore[override]
-        return self.detector.space
+        return self.detector.space if isinstance(self.detector, Refreshed) else "projected"
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
-        return self.detector.collects
+        return isinstance(self.detector, Refreshed) and self.detector.collects
 
     @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
-        return self.detector.refreshed_at_end
-
-    @property
-    def guidance(self) -> Guidance:  # type: ignore[override]
-        return self.detector.guidance
+        return isinstance(self.detector, Refreshed) and self.detector.refreshed_at_end
 
     @property
     def wanted_metrics(self) -> frozenset[str]:  # type: ignore[override]
@@ -182,15 +200,17 @@ class Wrapped(Detector, TakesMetrics, ABC):
         self.detector.observe(ids, update, sound)
 
     def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+        assert isinstance(self.detector, Refreshed)
         self.detector.collect(ids, anchors, sound)
 
     def due(self, epoch: int) -> bool:
-        return self.detector.due(epoch)
+        return isinstance(self.detector, Refreshed) and self.detector.due(epoch)
 
     def silent_reason(self) -> str | None:
         return self.detector.silent_reason()
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
+        assert isinstance(self.detector, Refreshed), "it is never due"
         self.detector.refresh(features, progress)
 
     def on_metric(self, name: str, value: float) -> None:
@@ -212,11 +232,22 @@ def unwrapped(detector: Detector | None) -> Detector | None:
     return detector
 
 
+def guidance_of(detector: Detector | None) -> Guidance:
+    """The guidance of the detector inside any number of wrappers; the usual one if it has none of its own."""
+    inner = unwrapped(detector)
+    return inner.guidance if isinstance(inner, Guided) else Guidance()
+
+
 def set_loss_temperature(detector: Detector, temperature: float) -> None:
     """Sets the temperature of the loss, for a detector that uses it."""
+    _set_inside(detector, "loss_temperature", temperature)
+
+
+def _set_inside(detector: Detector, name: str, value: float) -> None:
+    """Sets an attribute of the detector inside any number of wrappers, if it has it."""
     inner = unwrapped(detector)
-    assert inner is not None
-    inner.loss_temperature = temperature
+    if hasattr(inner, name):
+        setattr(inner, name, value)
 
 
 class Elsewhere(Wrapped):
@@ -262,9 +293,7 @@ class StartAt(Wrapped):
         if update_from is not None and not 0 <= update_from <= epoch:
             raise ValueError(f"`update_from` (={update_from}) must be in [0, {epoch}]: the state starts to move before kin are flagged")
         self.start, self.update_from = epoch, epoch if update_from is None else update_from
-        inner = unwrapped(detector)
-        assert inner is not None
-        inner.first_epoch = self.update_from
+        _set_inside(detector, "first_epoch", self.update_from)
 
     @property
     def leveled(self) -> bool:  # type: ignore[override]
@@ -272,7 +301,7 @@ class StartAt(Wrapped):
 
     @property
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
-        return self.detector.refreshed_at_end and self.epoch >= self.update_from
+        return super().refreshed_at_end and self.epoch >= self.update_from
 
     def find(self, block: Block) -> Found:
         if self.epoch < self.update_from:
@@ -283,7 +312,7 @@ class StartAt(Wrapped):
     def due(self, epoch: int) -> bool:
         """If a refresh was due before `update_from`, it is due at `update_from`."""
         first = range(epoch + 1) if epoch == self.update_from else (epoch,)
-        return epoch >= self.update_from and any(self.detector.due(each) for each in first)
+        return epoch >= self.update_from and any(map(super().due, first))
 
     def silent_reason(self) -> str | None:
         if self.start >= self.num_epochs:

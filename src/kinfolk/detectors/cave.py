@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, Refreshed
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 
 
-class Cave(Detector):
+class Cave(Detector, Refreshed):
     """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as kin.
 
     An anchor whose cluster contains no other candidate keeps all its negatives. Before the first clustering, all anchors do.

@@ -63,6 +63,8 @@ class GloFND(Detector):
     num_samples: int
     alphas: Tensor | None
     drift: Tensor | None
+    first_epoch = 0
+    """The first epoch in which the state changes. `StartAt` sets it."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found, Guidance
+from kinfolk.detectors.base import Detector, Found, Guidance, Guided
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import check_safetensors, first_line
 from kinfolk.kinship import Mask, Roles, greater
@@ -44,7 +44,7 @@ class _Candidates(NamedTuple):
     unit_CF: Tensor
 
 
-class Guide(Detector):
+class Guide(Detector, Guided):
     """Kin are the candidates that a guide, a frozen model of any kind, finds similar to the anchor's sample.
 
         s_ij = cosine similarity of the guide's features of the samples i and j
@@ -115,7 +115,7 @@ class Guide(Detector):
         return None if self.features is None else len(self.features)
 
     @property
-    def guidance(self) -> Guidance:  # type: ignore[override]
+    def guidance(self) -> Guidance:
         return Guidance(reads="modality" if self.features is None else None, soft=self.temperature is not None)
 
     @torch.no_grad()

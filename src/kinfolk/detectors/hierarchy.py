@@ -18,13 +18,13 @@ from kinfolk.clustering.dbscan import Radii, dbscan, require_finite
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.hierarchy_update import Rule
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, Found, Refreshed
 from kinfolk.detectors.shared_labels import same_label
 from kinfolk.kinship import Roles
 from kinfolk.pairs import Block
 
 
-class Hierarchy(Detector):
+class Hierarchy(Detector, Refreshed):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step refines.
 
     The degree of kinship is the share of all H levels, including level 1, at which the two share a cluster (P_c of equation 9). With

@@ -21,7 +21,7 @@ from kinfolk.clustering.confidence import (
     sample_confidence,
 )
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, Space
+from kinfolk.detectors.base import Detector, Found, Refreshed, Space
 from kinfolk.detectors.shared_labels import same_cluster
 from kinfolk.kinship import Confidence as KeyConfidence
 from kinfolk.kinship import Keys, Roles
@@ -33,7 +33,7 @@ USUAL_TEMPERATURE = 0.2
 """t of the confidence for a detector without an objective: that of MoCo v2."""
 
 
-class IFND(Detector):
+class IFND(Detector, Refreshed):
     """Kin are the candidates of the anchor's k-means cluster, if both labels are accepted. The accepted share grows during training.
 
     At each refresh the features of all samples are clustered, once for each k. The confidence of a label is (equation 2)

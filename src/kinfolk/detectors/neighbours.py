@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, Space
+from kinfolk.detectors.base import Detector, Found, Refreshed, Space
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
 from kinfolk.kinship import Interval, Roles
 from kinfolk.pairs import Block
@@ -20,7 +20,7 @@ USUAL_SIZE = 43
 """Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million images."""
 
 
-class Neighbours(Detector):
+class Neighbours(Detector, Refreshed):
     """Kin are the samples that share the anchor's cluster in any of several clusterings (C_i), among those that are nearest to it (B_i).
 
         C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor

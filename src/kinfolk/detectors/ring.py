@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, TakesMetrics
+from kinfolk.detectors.base import Detector, Found, Refreshed, TakesMetrics
 from kinfolk.detectors.ring_learned import Boundaries
 from kinfolk.detectors.selection import Cut, cut
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
@@ -34,7 +34,7 @@ from kinfolk.stores.per_sample import Exact
 Bounds = Literal["exact", "learned"]
 
 
-class Ring(Detector, TakesMetrics):
+class Ring(Detector, Refreshed, TakesMetrics):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
     The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its negatives. Those from ⌊upper·n⌋ on, too

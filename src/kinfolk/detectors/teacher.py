@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import torch
 
-from kinfolk.detectors.base import Detector, Found, Guidance
+from kinfolk.detectors.base import Detector, Found, Guidance, Guided
 from kinfolk.kinship import Mask, Roles
 from kinfolk.pairs import LEFT_OUT, Action, Block
 
 
-class Teacher(Detector):
+class Teacher(Detector, Guided):
     """Every candidate is kin, to the degree to which the teacher finds it similar to the anchor's sample.
 
         degree_ij = exp(τ_ij / t_m) / Σ_{k ≠ i} exp(τ_ik / t_m),     τ: similarities of the teacher, which sees a weakly augmented view
@@ -53,7 +53,10 @@ class Teacher(Detector):
         if momentum is not None and not 0 <= momentum < 1:
             raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the teacher would never learn")
         self.temperature, self.own_weight, self.momentum = temperature, own_weight, momentum
-        self.guidance = Guidance(reads="teacher", soft=True, own_weight=own_weight)
+
+    @property
+    def guidance(self) -> Guidance:
+        return Guidance(reads="teacher", soft=True, own_weight=self.own_weight)
 
     @torch.no_grad()
     def find(self, block: Block) -> Found:

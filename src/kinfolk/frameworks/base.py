@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.detectors.base import Detector, Space, wants
+from kinfolk.detectors.base import Detector, Refreshed, Space, wants
 from kinfolk.objectives import Objective
 from kinfolk.objectives.base import unit
 from kinfolk.stats import Stats
@@ -102,6 +102,12 @@ class Framework(OnHost, ABC):
         return tuple(each.detector for each in self.objectives if each.detector is not None)
 
     @property
+    def refreshed(self) -> tuple[Refreshed, ...]:
+        """Its detectors that have a once-per-epoch step. A wrapper is always one of them; around a detector without such a step it is never
+        due."""
+        return tuple(each for each in self.detectors if isinstance(each, Refreshed))
+
+    @property
     def stats(self) -> Stats:
         """Counts of the last step, over all objectives."""
         first, *others = (each.stats for each in self.objectives)
@@ -110,7 +116,7 @@ class Framework(OnHost, ABC):
     @property
     def space(self) -> Space:
         """The space of the features that `refresh` receives."""
-        return next((detector.space for detector in self.detectors), "projected")
+        return next((detector.space for detector in self.refreshed), "projected")
 
     @property
     def known_features(self) -> Tensor | None:
@@ -121,7 +127,7 @@ class Framework(OnHost, ABC):
     @property
     def collects(self) -> bool:
         """Whether `refresh` needs no features, because its detectors collect their own during the epoch."""
-        return bool(self.detectors) and all(detector.collects for detector in self.detectors)
+        return bool(self.refreshed) and all(detector.collects for detector in self.refreshed)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
         """Sets (N,) labels for precision, recall and F1 in `stats`; see `Objective.set_eval_labels`."""
@@ -135,16 +141,16 @@ class Framework(OnHost, ABC):
 
     def due(self, epoch: int) -> bool:
         """Whether `refresh` must be called before this epoch, counted from 0."""
-        return any(detector.due(epoch) for detector in self.detectors)
+        return any(detector.due(epoch) for detector in self.refreshed)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The once-per-epoch step; see `Detector.refresh`."""
-        for detector in self.detectors:
+        """The once-per-epoch step; see `Refreshed.refresh`."""
+        for detector in self.refreshed:
             detector.refresh(features, progress)
 
     def finish(self, features: Tensor | None) -> None:
         """Called after the last epoch with the features of `refresh`. Refreshes detectors that describe the final encoder."""
-        for detector in self.detectors:
+        for detector in self.refreshed:
             if detector.refreshed_at_end:
                 detector.refresh(None if detector.collects else features, 1.0)
 

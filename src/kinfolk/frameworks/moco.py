@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.detectors import Teacher
-from kinfolk.detectors.base import Detector, unwrapped
+from kinfolk.detectors.base import Detector, guidance_of, unwrapped
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
@@ -192,11 +192,10 @@ class MoCo(MomentumFramework):
 
 def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     """Whether the keys are to be the teacher of the objective's detector."""
-    detector = objective.detector
-    taught = detector is not None and detector.guidance.reads == "teacher"
+    taught = guidance_of(objective.detector).reads == "teacher"
     if taught and symmetric:
         raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
-    if taught and getattr(teacher_of(detector), "momentum", None) is not None:
+    if taught and getattr(teacher_of(objective.detector), "momentum", None) is not None:
         raise ValueError("`detector.momentum` must be left out: the teacher is the momentum encoder, see `framework.momentum`")
     return taught
 

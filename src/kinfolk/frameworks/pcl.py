@@ -26,7 +26,7 @@ from kinfolk.clustering.confidence import (
     rate_at,
     sample_confidence,
 )
-from kinfolk.detectors.base import Space
+from kinfolk.detectors.base import Refreshed, Space
 from kinfolk.errors import warn_if_queue_too_large, warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
@@ -209,7 +209,7 @@ class PCL(Framework):
         if num_prototypes is not None and num_prototypes < 1:
             raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
         detector = shared.get("detector")
-        if detector is not None and detector.space != "projected":
+        if isinstance(detector, Refreshed) and detector.space != "projected":
             raise ValueError(
                 f"`detector` (with `space` {detector.space!r}) must use projected embeddings, as the prototypes do; remove its `space`"
             )
@@ -288,7 +288,7 @@ class PCL(Framework):
         return self._clusters_in(epoch) or super().due(epoch)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        for detector in self.detectors:
+        for detector in self.refreshed:
             if detector.due(self.epoch):
                 detector.refresh(None if detector.collects else features, progress)
         if self._clusters_in(self.epoch):

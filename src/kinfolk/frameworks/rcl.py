@@ -24,7 +24,7 @@ from kinfolk.clustering.hierarchy import level_figures
 from kinfolk.clustering.hierarchy_update import Rule
 from kinfolk.clustering.labels import check_falling
 from kinfolk.detectors import Hierarchy
-from kinfolk.detectors.base import Detector, Space
+from kinfolk.detectors.base import Detector, Refreshed, Space
 from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.moco import MomentumSchedule
 from kinfolk.frameworks.nnclr import RowRandom, SupportFramework, cluster_mates, nearest_keys
@@ -293,7 +293,7 @@ class RCL(SupportFramework):
         return self._clusters_in(epoch) or super().due(epoch)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        for detector in self.detectors:
+        for detector in self.refreshed:
             if detector.due(self.epoch):
                 detector.refresh(None if detector.collects else features, progress)
         if self.criteria is not None and self._clusters_in(self.epoch):
@@ -328,7 +328,7 @@ def _check(
         raise ValueError(f"`retrieval` (={retrieval!r}) must be 'hierarchy' or 'nearest'")
     if retrieval == "nearest" and criteria > 1:
         raise ValueError(f"`criteria` (={criteria}) must be 1 with `retrieval` 'nearest', where the nearest entry is the only positive")
-    if criteria > 1 and detector is not None and detector.space != "projected":
+    if criteria > 1 and isinstance(detector, Refreshed) and detector.space != "projected":
         raise ValueError(
             f"`detector` (with `space` {detector.space!r}) must use projected embeddings, as the criteria do; remove its `space`"
         )

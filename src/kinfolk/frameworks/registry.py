@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from kinfolk.detectors import DETECTORS, VARIANTS, Graded, StartAt
-from kinfolk.detectors.base import Detector
+from kinfolk.detectors.base import Detector, guidance_of
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.objectives.base import USUAL, Shared
@@ -165,7 +165,7 @@ def build_detector(method: Method, context: Context, arguments: Mapping[str, Any
 
 def _require_guide(method: Method, detector: Detector | None) -> None:
     """Refuses a detector that needs embeddings which the framework does not have."""
-    reads = None if detector is None else detector.guidance.reads
+    reads = guidance_of(detector).reads
     if reads is None or reads in FRAMEWORKS[method.framework].guides:
         return
     able = ", ".join(name for name, kind in FRAMEWORKS.items() if reads in kind.guides)

@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.detectors.base import Elsewhere
+from kinfolk.detectors.base import Elsewhere, guidance_of
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.frameworks.moco import MomentumCopy, teacher_of
 from kinfolk.objectives import NTXent, Objective, SogCLR
@@ -115,7 +115,7 @@ def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
         raise ValueError(
             "`head.second` (=true) needs a detector with the action 'attract', such as +components: it is what kin are attracted on"
         )
-    if detector.guidance.reads is not None:
+    if guidance_of(detector).reads is not None:
         raise ValueError(f"`head.second` (=true) must be false with {detector!r}: a second head follows the similarities of the first")
     return {**shared, "detector": Elsewhere(detector)}
 

@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
-from kinfolk.detectors.base import Detector, Space
+from kinfolk.detectors.base import Refreshed, Space
 from kinfolk.errors import warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
@@ -249,7 +249,7 @@ class SPCL(Framework):
     @property
     def collects(self) -> bool:
         """With true labels as prototypes, features are needed only if a detector needs them."""
-        return self.assigned.clusters is None and all(each.collects or not each.due(self.epoch) for each in self.detectors)
+        return self.assigned.clusters is None and all(each.collects or not each.due(self.epoch) for each in self.refreshed)
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
@@ -262,7 +262,7 @@ class SPCL(Framework):
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """Detectors that use embeddings receive those of g_c before it is reset."""
-        for detector in self.detectors:
+        for detector in self.refreshed:
             if detector.due(self.epoch):
                 detector.refresh(self._features_for(detector, features), progress)
         if not self._refreshes_in(self.epoch):
@@ -274,11 +274,11 @@ class SPCL(Framework):
         )  # torch's generator uses only the lower 32 bits
 
     def finish(self, features: Tensor | None) -> None:
-        for detector in self.detectors:
+        for detector in self.refreshed:
             if detector.refreshed_at_end:
                 detector.refresh(self._features_for(detector, features), 1.0)
 
-    def _features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
+    def _features_for(self, detector: Refreshed, features: Tensor | None) -> Tensor | None:
         """(N, F or D) input of a detector's refresh: features, their embeddings, or None if it collects its own."""
         if detector.collects or features is None:
             return None

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, Terms, joined
-from kinfolk.detectors.base import Detector, set_loss_temperature, wants
+from kinfolk.detectors.base import Detector, Refreshed, guidance_of, set_loss_temperature, wants
 from kinfolk.pairs import ACTIONS, Action, Pairs, Policy, other_views, two_views
 from kinfolk.stats import Labels, Stats
 from kinfolk.stores.per_sample import finite, skips
@@ -105,9 +105,9 @@ class Objective(nn.Module, ABC):
         if not 0 <= kin_weight <= 1:
             raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
         self.own_weight, judge = given["own_weight"], given["detector"]
-        if self.own_weight is None and judge is not None and action == "attract" and self.shares_pull:
-            self.own_weight = judge.guidance.own_weight
-        if action == "eliminate" and judge is not None and judge.guidance.soft:
+        if self.own_weight is None and action == "attract" and self.shares_pull:
+            self.own_weight = guidance_of(judge).own_weight
+        if action == "eliminate" and guidance_of(judge).soft:
             raise ValueError(
                 f"`action` (='eliminate') must be 'attract' or 'reweight' with {judge!r}: every candidate is kin to some degree, and none "
                 "would be left"
@@ -302,7 +302,7 @@ class Objective(nn.Module, ABC):
             self._losses.append(mean)
             if mean.device.type == "cpu" or len(self._losses) >= READ_EVERY:
                 self._flush_losses()
-        if detector.collects:
+        if isinstance(detector, Refreshed) and detector.collects:
             rows = pairs.anchors if pairs.collected is None else pairs.collected
             each = len(rows) // max(len(pairs.ids), 1)
             ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))

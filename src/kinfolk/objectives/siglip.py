@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.contrast import Contrast, Rows, Terms, refuse_second_derivative
+from kinfolk.detectors.base import guidance_of
 from kinfolk.kinship import Roles, select
 from kinfolk.objectives.base import Objective, Shared, call, unit
 from kinfolk.objectives.bimodal import LearnedTemperature, check_inputs, known
@@ -84,7 +85,7 @@ class SigLIPLoss(Objective):
         groups = self.groups[ids] if group_ids is None and self.groups is not None else group_ids
         keys = ids if groups is None else known(ids, groups.to(device, torch.int64))
         images, texts = unit(image_features), unit(text_features)
-        guide = texts.detach() if self.detector is not None and self.detector.guidance.reads == "modality" else None
+        guide = texts.detach() if guidance_of(self.detector).reads == "modality" else None
         pairs = Pairs(images, texts, texts.unsqueeze(1), ids, ids, groups=keys, candidate_groups=keys, unit=True, local_candidates=True)
         pairs = pairs if guide is None else Pairs(**{**vars(pairs), "guide": guide, "candidate_guide": guide})
         joined, sizes, all_ids = self._joined(pairs)
