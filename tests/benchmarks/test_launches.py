@@ -41,7 +41,7 @@ def test_a_compiled_call_has_fewer_launches() -> None:
     """Of a compiler that would fuse each function into one kernel; the benchmark asks the real one."""
     make, labelled = launches.loss_calls()["NTXent + GloFND"]
     eager = launches.call(make, labelled, compiles=False, device=True)
-    with patch.object(launches, "groups_of", lambda *_: {"track": 1, "_weighted": 1}):
+    with patch.object(launches, "groups_of", lambda *_: {"track": 1, "_weighed": 1}):
         compiled = launches.compiled_call(make, labelled)
     assert eager[1] == compiled[1] == 0
     assert compiled[0] < eager[0] - 20
