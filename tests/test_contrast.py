@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kinfolk import contrast
+from kinfolk import contrast, kinship
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle, StartAt
 from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, NTXent, SigLIPLoss, bimodal
 from kinfolk.objectives.base import unit
@@ -223,3 +223,18 @@ def test_a_second_derivative_is_refused(make: Callable[[], Callable[[Tensor, Ten
     images, texts, _ = batch(0)
     with pytest.raises(RuntimeError, match="leave `create_graph` out"):
         torch.autograd.grad(make()(images, texts), images, create_graph=True)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_only_negative_is_spared_in_both_directions(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """As on an accelerator, where all candidates are above the level; the two directions' products round differently."""
+    g = torch.Generator().manual_seed(0)
+    images, texts = (torch.randn(150, 37, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    keep(monkeypatch, kept)
+    monkeypatch.setattr(kinship, "looks", lambda sim_RC: False)
+    found = []
+    for _ in range(2):
+        loss = CLIPLoss(0.3, detector=FNC(min_similarity=-1.0), block_rows=17).double()(images, texts, torch.arange(150))
+        found.append(torch.autograd.grad(loss, (images, texts)))
+        apart(monkeypatch)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)

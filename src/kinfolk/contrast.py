@@ -2,7 +2,7 @@
 
 For every block of anchors: similarities to all candidates → the detector's selection → weights and targets → row terms (`kinship.weigh`)
 → the objective's loss and its derivatives by the row terms → the gradient: three matrix products in all. No A × C matrix outlives its
-block.
+block, unless it is small.
 
     lse_i = log Σ_j w_ij exp(s_ij / t),   p_ij = w_ij exp(s_ij / t − lse_i),   ∂lse_i/∂s_ij = p_ij / t
 
@@ -338,8 +338,7 @@ class _Gradient:
             assert by_kin_R is not None
             d_sim_RC = d_sim_RC.mul_(scale_R1).addcmul_(weights.target_RC, (by_kin_R * share).unsqueeze(1))
         if square:  # of one block with itself: the gradient by anchors and that by candidates in one product
-            scaled = push_RC is not None or weights.target_RC is not None
-            d_sim_RC = plus_transposed(d_sim_RC, 1.0 if scaled else scale_R1)
+            d_sim_RC = plus_transposed(d_sim_RC, scale_R1 if weights.target_RC is None else 1.0)
         by_anchor_RD = d_sim_RC @ self.candidates_CD if mean_RD is None or not outside else mean_RD
         if outside:
             by_anchor_RD = by_anchor_RD * scale_R1

@@ -37,11 +37,13 @@ class Interval:
     A bound is (R,), or (b,) for b samples whose rows follow one another.
 
     `degrees_from`: given where `lower_R` is the similarity of the last kin itself. Degrees (`Graded`) then begin at the highest similarity
-    below it, at least at this number. None: they begin at `lower_R`."""
+    below it, at least at this number. None: they begin at `lower_R`.
+    `gradable`: False where no degrees are to be made of it."""
 
     lower_R: Tensor | None = None
     upper_R: Tensor | None = None
     degrees_from: float | None = None
+    gradable: bool = True
     graded = False
 
     def of_rows(self, rows: slice, number: int) -> Interval:
@@ -201,7 +203,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class Weights:
-    """w_ij and y_ij of a block, as far as numbers of each row tell them.
+    """What else there is to know of w_ij and y_ij: sums over a row, and matrices where they are needed.
 
     Args:
         flagged_R: how many candidates are kin; None: none can be.
@@ -209,7 +211,7 @@ class Weights:
         kin_RC: which candidates are kin, where asked for; None: none can be.
         target_RC, mass_R, pull_R, kin_lse_R: with `attract`: y_ij, and over the kin Σ y, Σ y s and, where they are pooled inside the
             logarithm, log Σ y exp(s / t), whose shares are then the targets; None without.
-        cut_R: kin no more similar than this were kept, so that the row is not short of negatives; −inf where it is not. None: nowhere.
+        cut_R: candidates up to this similarity are negatives, so that the row is not short of them. None: no row would be.
     """
 
     flagged_R: Tensor | None = None
@@ -316,7 +318,8 @@ def _weights(
 
 
 class _Chosen(NamedTuple):
-    """Kin, their degrees and their number, how many candidates are not dropped, and `Weights.cut_R`; None: nothing is kin, or not asked."""
+    """Kin, their degrees and their number; how many candidates are neither the anchor's own nor dropped; and `Weights.cut_R`. None: nothing
+    is kin, or it was not asked for."""
 
     kin_RC: Tensor | None
     degree_RC: Tensor | None
@@ -394,10 +397,12 @@ def _of_rows(values: Tensor, num_rows: int) -> Tensor:
 
 
 def _lowest(kin: Interval, sim_RC: Tensor, number: int) -> Tensor:
-    """(R,) the bound above which candidates are kin, at least the similarity of the `number` least similar negatives."""
+    """(R,) the bound above which candidates are kin, at least the similarity of the `number` least similar negatives, with the room for
+    rounding that `spare` has too."""
     assert kin.lower_R is not None
     negative_RC = F.threshold(sim_RC, -2.0, 4.0)
     lowest_R = negative_RC.amin(1) if number == 1 else negative_RC.kthvalue(min(number, sim_RC.shape[1]), 1).values
+    lowest_R = lowest_R + 8 * torch.finfo(sim_RC.dtype).eps
     return torch.maximum(kin.lower_R.to(sim_RC.dtype).unsqueeze(1), lowest_R.view(len(kin.lower_R), -1)).view(-1)
 
 

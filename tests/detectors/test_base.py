@@ -53,6 +53,7 @@ def test_a_wrapper_adds_no_ability(wrap: Callable[[Detector], Wrapped]) -> None:
         assert not wrapped.due(epoch)
         assert not wrapped.refreshed_at_end
         assert not wrapped.collects
+        wrapped.refresh(None, 0.5)  # does nothing
     assert wrapped.space == "projected"
     assert wrapped.wanted_metrics == frozenset()
     assert guidance_of(wrapped) == Guidance()
@@ -84,6 +85,16 @@ def test_an_ability_without_its_class_is_refused() -> None:
 
         class Listens(Nearest):
             guidance = Guidance(soft=True)
+
+    with pytest.raises(TypeError, match="`Gathers` has `collect` but does not inherit `Refreshed`"):
+
+        class Gathers(Nearest):
+            def collect(self, ids: torch.Tensor, anchors: torch.Tensor, sound: torch.Tensor | None = None) -> None: ...
+
+    told = Nearest()
+    told.__dict__["guidance"] = Guidance(soft=True)
+    with pytest.raises(TypeError, match="`Nearest` has `guidance` but does not inherit `Guided`"):
+        NTXent(0.1, detector=told)
 
     class Both(Nearest, Refreshed, Guided):
         guidance = Guidance(soft=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk.detectors import Ring
+from kinfolk.detectors import Graded, Ring
 from kinfolk.detectors.ring import drawn, index
 from kinfolk.frameworks.registry import Context, build_detector, parse
 from kinfolk.objectives import NTXent, SogCLR
@@ -253,3 +253,27 @@ def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
     assert ring.metrics == {"ring_lower": ring.lower}
     assert 0 < ring.lower < 0.8
     assert Ring(0.8, 1.0).metrics == {}
+
+
+@pytest.mark.parametrize("boundaries", ["exact", "learned"])
+def test_rows_without_negatives(boundaries: Any) -> None:
+    """A single sample, a batch of one group, and one of two rows whose candidates are all its own."""
+    g = torch.Generator().manual_seed(0)
+    (one, other), ids = torch.randn(2, 4, 8, generator=g), torch.arange(4)
+    loss_fn = NTXent(0.1, detector=Ring(0.1, 0.9, 4, boundaries=boundaries))
+    assert loss_fn(one[:1], other[:1], ids[:1]) == 0
+    second = Pairs(one[1:2], one[2:], other[1:2].unsqueeze(1), ids[1:2], torch.tensor([0, 0]))
+    both = Pairs(one[:2], one[2:], other[:2].unsqueeze(1), ids[:2], torch.tensor([0, 0]))
+    torch.testing.assert_close(2 * loss_fn.on(both), loss_fn.on(second))
+    loss_fn.set_groups(torch.zeros(4, dtype=torch.int64))
+    assert loss_fn(one, other, ids) == 0
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_an_exact_ring_has_no_degrees(ties: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 16, 8, generator=g)
+    if ties:
+        other[3] = other[4]
+    plain, graded = (NTXent(0.2, detector=detector, action="attract") for detector in (Ring(0.2, 0.8), Graded(Ring(0.2, 0.8))))
+    assert torch.equal(plain(one, other), graded(one, other))

@@ -76,12 +76,9 @@ class Detector(Exact, ABC):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for mixin in (Refreshed, Guided):
-            for name in sorted(mixin.__abstractmethods__):
-                if hasattr(cls, name) and not issubclass(cls, mixin):
-                    raise TypeError(
-                        f"`{cls.__name__}` has `{name}` but does not inherit `{mixin.__name__}`: "
-                        f"write `class {cls.__name__}(Detector, {mixin.__name__})`; both are in kinfolk.detectors.base"
-                    )
+            for name in vars(mixin):
+                if not name.startswith("_") and hasattr(cls, name) and not issubclass(cls, mixin):
+                    raise TypeError(_lacks(cls, name, mixin))
 
     @classmethod
     def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -210,8 +207,8 @@ class Wrapped(Detector, Refreshed, TakesMetrics, ABC):
         return self.detector.silent_reason()
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        assert isinstance(self.detector, Refreshed), "it is never due"
-        self.detector.refresh(features, progress)
+        if isinstance(self.detector, Refreshed):
+            self.detector.refresh(features, progress)
 
     def on_metric(self, name: str, value: float) -> None:
         assert isinstance(self.detector, TakesMetrics)
@@ -235,7 +232,18 @@ def unwrapped(detector: Detector | None) -> Detector | None:
 def guidance_of(detector: Detector | None) -> Guidance:
     """The guidance of the detector inside any number of wrappers; the usual one if it has none of its own."""
     inner = unwrapped(detector)
-    return inner.guidance if isinstance(inner, Guided) else Guidance()
+    if isinstance(inner, Guided):
+        return inner.guidance
+    if hasattr(inner, "guidance"):
+        raise TypeError(_lacks(type(inner), "guidance", Guided))
+    return Guidance()
+
+
+def _lacks(cls: type, name: str, mixin: type) -> str:
+    return (
+        f"`{cls.__name__}` has `{name}` but does not inherit `{mixin.__name__}`: write `class {cls.__name__}(Detector, {mixin.__name__})`; "
+        "both are in kinfolk.detectors.base"
+    )
 
 
 def set_loss_temperature(detector: Detector, temperature: float) -> None:

@@ -27,9 +27,10 @@ class Graded(Wrapped):
         listed pairs with a similarity (Known)      degree = that similarity, in [0, 1]
         kin with degrees of their own (Hierarchy)   these
 
-    Kin of detectors without such a measure (Oracle, Components, one clustering without confidence, Known without similarities, a hard
-    Guide) stay as they are: they are attracted with the degree 1, and have the `kin_weight` with "reweight". Levels that would each be a
-    separate loss become one answer. `eliminate` does not use degrees, so only the levels change.
+    A ring with learned boundaries has thresholds too. Kin of detectors without such a measure (Oracle, Components, an exact Ring, one
+    clustering without confidence, Known without similarities, a hard Guide) stay as they are: they are attracted with the degree 1, and
+    have the `kin_weight` with "reweight". Levels that would each be a separate loss become one answer. `eliminate` does not use degrees,
+    so only the levels change.
 
     Args:
         detector: the wrapped detector.
@@ -66,7 +67,7 @@ def joined(levels: Sequence[Roles]) -> tuple[Roles, ...]:
 def graded(roles: Roles, sim_RC: Tensor) -> Roles:
     """The same kin with degrees, where something is known to make them of."""
     kin = roles.kin
-    if isinstance(kin, Interval) and kin.lower_R is not None:
+    if isinstance(kin, Interval) and kin.lower_R is not None and kin.gradable:
         lower_b = kin.lower_R.to(sim_RC.dtype).nan_to_num(nan=1.0).clamp(-1, 1)  # NaN: of a sample without negatives
         lower_R1 = lower_b.repeat_interleave(len(sim_RC) // len(lower_b)).unsqueeze(1)  # of rows, or of samples
         mask_RC = kin.mask(sim_RC)

@@ -215,7 +215,7 @@ def exact(block: Block, lower: float, upper: float) -> Shape:
     own_R = num_candidates - n_R
     first_R = own_R + torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
     last_R = own_R + index(upper, n_R)
-    if block.sim_RC.device.type == "cpu" and num_candidates:
+    if block.sim_RC.device.type == "cpu":
         return _by_cuts(block, first_R, last_R, lower > 0, upper < 1)
     order_RC = block.sim_RC.sort(dim=1, stable=True).indices
     place_C = torch.arange(num_candidates, device=order_RC.device).expand_as(order_RC)
@@ -264,9 +264,9 @@ def drawn(ring_RC: Tensor, number: int) -> Tensor:
 
 
 def _by_cuts(block: Block, first_R: Tensor, last_R: Tensor, far: bool, close: bool) -> Shape:
-    """The same by order statistics alone, without a sort: for a CPU, where a sort of a queue takes five times as long."""
+    """The same by order statistics alone, without a sort, which takes seven times as long over a queue: for a CPU."""
     sim_RC, last = block.sim_RC, block.sim_RC.shape[1]
-    wanted = [place_R for place_R, needed in ((first_R, far), (last_R.clamp(max=last - 1), close)) if needed]
+    wanted = [place_R.clamp(max=last - 1) for place_R, needed in ((first_R, far), (last_R, close)) if needed]
     found, forms = list(cut(sim_RC, *wanted)), list[Form | None]()
     for place_R, needed, above in ((last_R, close, True), (first_R, far, False)):
         if not needed:
@@ -279,7 +279,7 @@ def _by_cuts(block: Block, first_R: Tensor, last_R: Tensor, far: bool, close: bo
             forms.append(Mask(_beyond(sim_RC, at, equals_R, above) & (place_R < last if above else place_R > -1).unsqueeze(1)))
         else:
             down_R = torch.full_like(level_R, -torch.inf)
-            forms.append(Interval(torch.nextafter(level_R, down_R)) if above else Interval(upper_R=level_R))
+            forms.append(Interval(torch.nextafter(level_R, down_R), gradable=False) if above else Interval(upper_R=level_R))
     return forms[0], forms[1]
 
 
