@@ -55,10 +55,10 @@ class Across:
 
     def __init__(self, temperature: float | Tensor) -> None:
         self.temperature = temperature
-        self.d_own: list[Tensor] = []  # (R, P) by the similarities of the own pairs, which are one for both directions
         self.d_temperature: Tensor | None = None  # with these and lse held
         self.sims: list[Tensor] = []  # (R, C) the similarities of all blocks, where they are few enough to be kept
         self._noted: list[tuple[Tensor, ...]] = []
+        self._d_own: list[Tensor] = []  # (R, P) by the similarities of the own pairs, which are one for both directions
         self._memory: Tensor | None = None  # of `push`, one for all blocks
 
     def note(
@@ -74,16 +74,20 @@ class Across:
         cut_R = torch.full_like(lse_R, -torch.inf) if cut_R is None else cut_R
         log_factor_R = torch.where(scale_R == 0, LEFT_OUT, torch.sub(scale_R.log2(), lse_R, alpha=1 / math.log(2)))  # of base 2
         self._noted.append((log_factor_R, above_R, cut_R))
-        self.d_own.append(d_own_RP)
+        self._d_own.append(d_own_RP)
         if d_temperature is not None:
             self.d_temperature = d_temperature if self.d_temperature is None else self.d_temperature + d_temperature
 
     def settle(self, sizes: list[int] | None) -> None:
         """Joins what was noted of all blocks and ranks; between the two directions."""
-        columns = [torch.cat(parts) for parts in zip(*self._noted, strict=True)]
+        columns = [torch.cat(each) for each in zip(*self._noted, strict=True)]
         if sizes is not None:
             columns = distributed.gather_together(columns, sizes)
-        self._columns = columns
+        self._columns, self._d_own_AP = columns, joined(self._d_own)
+
+    def keep(self, sim_RC: Tensor) -> None:
+        """Keeps the similarities of a block for the other direction."""
+        self.sims.append(padded(sim_RC).copy_(sim_RC))
 
     def read(self, sim_RC: Tensor, rows: slice) -> None:
         """Writes the similarities of these rows, which are columns of what was kept, into `sim_RC`."""
@@ -92,7 +96,7 @@ class Across:
 
     def own(self, rows: slice) -> Tensor:
         """(R, P) the other direction's derivative by the similarities of the own pairs, of these rows."""
-        return (self.d_own[0] if len(self.d_own) == 1 else torch.cat(self.d_own))[rows]
+        return self._d_own_AP[rows]
 
     def push(self, sim_RC: Tensor) -> Tensor:
         """(R, C) the other direction's part of ∂loss/∂s; valid until the next call."""
@@ -269,7 +273,7 @@ class Contrast:
         step = max(1, (self.block_rows or limit // max(1, num_candidates)) // views)
         memory_RC = anchors_AD.new_empty(min(step * views, len(anchors_AD)), num_candidates)  # one for all blocks
         own, counted = _Own(pairs), self.reads_weight or self.detector is not None or self.labels is not None
-        keeps = self.gives is not None and self.sizes is None and len(anchors_AD) * num_candidates <= kept_limit
+        keeper = self.gives if self.sizes is None and len(anchors_AD) * num_candidates <= kept_limit else None
         for first in range(0, len(pairs.ids), step):
             samples, rows = slice(first, first + step), slice(first * views, min((first + step) * views, len(anchors_AD)))
             sim_RC = memory_RC[: rows.stop - rows.start]
@@ -278,8 +282,8 @@ class Contrast:
             else:
                 self.takes.read(sim_RC, rows)
             number_b, negatives = own.leave_out(sim_RC, samples, counted)
-            if self.gives is not None and keeps:
-                self.gives.sims.append(padded(sim_RC).copy_(sim_RC))
+            if keeper is not None:
+                keeper.keep(sim_RC)
             guide = None if pairs.guide is None else pairs.guide[samples if len(pairs.guide) == len(pairs.ids) else rows]
             seen = self.compile, guide, pairs.candidate_guide, candidates_CD
             yield rows, Block(sim_RC, pairs.ids[samples], pairs.candidate_ids, views, number_b, *seen), negatives

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.kinship import greater
+from kinfolk.kinship import greater, parts
 
 _FEW = 4096  # columns up to which nothing is gained
 _SAMPLED, _LISTED, _GROUPS = 2048, 64, 1024
@@ -43,9 +43,8 @@ def cut(sim_RC: Tensor, *places: Tensor) -> tuple[Cut, ...]:
     num_rows, num_columns = sim_RC.shape
     if num_columns <= _FEW or not num_rows:
         return tuple(_at_once(sim_RC, place_R) for place_R in places)
-    step, found = max(1, _CACHED // num_columns), list[list[Cut]]()
-    for first in range(0, num_rows, step):
-        rows = slice(first, first + step)
+    found = list[list[Cut]]()
+    for rows in parts(sim_RC, _CACHED):
         order_RS = _sorted(sampled(sim_RC[rows], _SAMPLED))
         found.append([_counted(sim_RC[rows], place_R[rows], order_RS) for place_R in places])
     return tuple(Cut(torch.cat([c.value_R for c in each]), torch.cat([c.below_R for c in each])) for each in zip(*found, strict=True))
