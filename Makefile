@@ -1,4 +1,5 @@
 # make demo   trains, evaluates and reports on the bundled digits
+# make gpu-check   generates Triton for every loss, compiles it for sm_80 and sm_90, runs it in Triton's interpreter; needs no GPU
 # make test   runs the tests; make check the formatter, linter and type checker; make faults injects faults for ten minutes
 # Every target sets up what it needs. Wants only Python 3.10 or later and make; choose an interpreter with `make PYTHON=...`.
 
@@ -11,7 +12,7 @@ BENCHMARKS := import_time overhead thresholds queues clustering rcl audit
 SIDE_BY_SIDE := views losses bimodal loader
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install demo test faults check format bench docs clean
+.PHONY: install demo test gpu-check faults check format bench docs clean
 
 install: $(STAMP)
 
@@ -42,6 +43,18 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Triton is no dependency, so it has an environment of its own. Half an hour on two cores.
+.venv-gpu/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing kinfolk and Triton into .venv-gpu"
+	@$(BIN)/python -m venv .venv-gpu
+	@.venv-gpu/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt torch hatchling editables
+	@.venv-gpu/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@.venv-gpu/bin/python -m pip --disable-pip-version-check install --quiet triton==3.7.1
+	@touch $@
+
+gpu-check: .venv-gpu/.installed
+	KINFOLK_GPU_CHECK=1 OMP_NUM_THREADS=1 .venv-gpu/bin/python -m pytest -n 2 --dist worksteal tests/gpu
+
 # Kills, flipped bits, hostile files, full disks, lost ranks: about ten minutes, never the same twice; the seed is printed.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.campaign $(FAULTS)
@@ -52,6 +65,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 format: $(STAMP)
+	$(BIN)/python docs/generate.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

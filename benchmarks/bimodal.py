@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import kinfolk as kf
 
-D, ALPHA, WANTED = 512, 1e-3, 0.5
+D, ALPHA, LIMIT = 512, 1e-3, 0.9
 OURS, COMPILED, PEER = "kinfolk CLIPLoss + GloFND", "CLIPLoss + GloFND, compiled", "open_clip ClipLoss"
 
 
@@ -36,7 +36,7 @@ def features(batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def detecting(batch: int) -> kf.GloFND:
-    return kf.GloFND(batch, alpha=ALPHA, init="quantile")
+    return kf.GloFND(num_samples=batch, alpha=ALPHA, init="quantile")
 
 
 def dense(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ def contenders(batch: int) -> dict[str, Callable[[], object]]:
     losses: dict[str, nn.Module] = {
         OURS: kf.CLIPLoss(detector=detecting(batch)),
         COMPILED: kf.CLIPLoss(detector=detecting(batch), compile=True),
-        "kinfolk BimodalSogCLR + GloFND": kf.BimodalSogCLR(batch, 0.03, detector=detecting(batch)),
-        "kinfolk FastCLIP + GloFND": kf.FastCLIP(batch, detector=detecting(batch)),
+        "kinfolk BimodalSogCLR + GloFND": kf.BimodalSogCLRLoss(num_samples=batch, temperature=0.03, detector=detecting(batch)),
+        "kinfolk FastCLIP + GloFND": kf.FastCLIPLoss(num_samples=batch, detector=detecting(batch)),
         "kinfolk CLIPLoss": kf.CLIPLoss(),
     }
     for loss_fn in losses.values():  # so that thresholds have left their start and flag what they will
@@ -95,7 +95,7 @@ def compare(batch: int, repetitions: int) -> None:
     print(f"{'':70}CLIPLoss + GloFND takes, eager and compiled")
     for name, values in times.items():
         eager, compiled = (median(times[ours]) / median(values) for ours in (OURS, COMPILED))
-        said = f"compiled {verdict(compiled, WANTED)}" if name == PEER and batch == 4096 else ""
+        said = f"compiled {verdict(compiled, LIMIT)}" if name == PEER and batch == 4096 else ""
         spread = f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}"
         print(f"{name:34}{median(values) * 1e3:10.1f} ms  {spread:>20}   {eager:5.2f}×  {compiled:5.2f}×  {said}")
 

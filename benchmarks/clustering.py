@@ -149,8 +149,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {len(data):,} images: {what}")
     print(f"epoch {epoch:.1f} s, measured ({len(steps)} steps of {BATCH}, median {step * 1e3:.0f} ms)")
 
-    cold_start = IFND(len(data), CLUSTERS, schedule="constant", warm_start=False)
-    warm_start, _ = refreshed(IFND(len(data), CLUSTERS, schedule="constant"), first)
+    cold_start = IFND(num_samples=len(data), num_clusters=CLUSTERS, schedule="constant", warm_start=False)
+    warm_start, _ = refreshed(IFND(num_samples=len(data), num_clusters=CLUSTERS, schedule="constant"), first)
     times: dict[str, list[float]] = {"cold": [], "warm": []}
     for _ in range(options.repetitions):
         cold, took = refreshed(cold_start, second)

@@ -36,7 +36,7 @@ import kinfolk as kf
 from kinfolk.data.augmentation.views import Views
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.models import build_encoder, projection_head
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import Block, Pairs
 
 D, TEMPERATURE, LOWER, UPPER = 128, 0.2, 0.9, 0.99
@@ -54,8 +54,8 @@ def features(number: int, clusters: int = 30, seed: int = 0) -> Tensor:
 
 def rings() -> dict[str, kf.Ring]:
     return {
-        "exact ring": kf.Ring(LOWER, UPPER, NUM_SAMPLES),
-        "learned ring": kf.Ring(LOWER, UPPER, NUM_SAMPLES, boundaries="learned"),
+        "exact ring": kf.Ring(lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES),
+        "learned ring": kf.Ring(lower=LOWER, upper=UPPER, num_samples=NUM_SAMPLES, boundaries="learned"),
     }
 
 
@@ -75,7 +75,7 @@ def selection(repetitions: int) -> None:
     z, ids = features(BATCH + QUEUE), torch.arange(BATCH)
     rows = [slice(first, first + ROWS) for first in range(0, BATCH, ROWS)]
     blocks = [Block(z[r] @ z[BATCH:].T, ids[r], torch.arange(QUEUE) + BATCH, 1, torch.full((ROWS,), QUEUE)) for r in rows]
-    ring = kf.Ring(LOWER, UPPER)
+    ring = kf.Ring(lower=LOWER, upper=UPPER)
     runs: dict[str, Callable[[], object]] = {
         "full sort": lambda: [block.sim_RC.sort(1) for block in blocks],
         "ring": lambda: [ring.find(block) for block in blocks],
@@ -96,7 +96,7 @@ def loss(repetitions: int) -> None:
     runs: dict[str, Callable[[], object]] = {}
     for compiles in (False, True):
         for name, detector in {"plain": None, **rings()}.items():
-            objective = NTXent(TEMPERATURE, detector=detector, compile=compiles)
+            objective = NTXentLoss(temperature=TEMPERATURE, detector=detector, compile=compiles)
             for _ in range(3):  # learned bounds have left their start, and what is compiled is ready
                 objective.on(pairs)
             called = f"{name}, compiled" if compiles else name
@@ -158,9 +158,9 @@ def peak(rows: int, detector: str) -> float:
     pairs, _ = queue_pairs()
     made: dict[str, kf.Ring | None] = {"plain": None, **rings()}
     z = features(64).requires_grad_()
-    first = NTXent(TEMPERATURE, detector=kf.Ring(LOWER, UPPER, 64))(z, z, torch.arange(64))
+    first = NTXentLoss(temperature=TEMPERATURE, detector=kf.Ring(lower=LOWER, upper=UPPER, num_samples=64))(z, z, torch.arange(64))
     first.backward()  # loads what torch loads at the first call
-    objective = NTXent(TEMPERATURE, detector=made[detector], block_rows=rows)
+    objective = NTXentLoss(temperature=TEMPERATURE, detector=made[detector], block_rows=rows)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = process_memory("VmRSS")
     objective.on(pairs).backward()  # type: ignore[no-untyped-call]
@@ -183,7 +183,7 @@ def bounds(visits: int, number: int = 16_384, queue: int = 8192) -> None:
     print(
         f"\nbounds: {number} frozen features, queue {queue}, batches of {BATCH}, {visits} visits; error against the exact quantile over all"
     )
-    z, detector = features(number), kf.Ring(LOWER, UPPER, number, boundaries="learned").train()
+    z, detector = features(number), kf.Ring(lower=LOWER, upper=UPPER, num_samples=number, boundaries="learned").train()
     g, held = torch.Generator().manual_seed(0), torch.randperm(number)[:queue]
     for _ in range(visits):
         for ids in torch.randperm(number, generator=g).split(BATCH):  # type: ignore[no-untyped-call]

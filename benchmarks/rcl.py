@@ -82,7 +82,7 @@ class Steps:
             detector.started.fill_(True)
             update = detector.clusters.update
 
-            def timed(ids: Tensor, features: Tensor, sound: Tensor | None = None) -> None:
+            def timed(ids: Tensor, features: Tensor, is_finite: Tensor | None = None) -> None:
                 start = time.perf_counter()
                 update(ids, z[ids] + 0.02 * torch.randn(len(ids), DIM))  # the encoder is untrained: planted features stand for its own
                 self.updating.append(time.perf_counter() - start)

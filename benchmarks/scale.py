@@ -34,9 +34,13 @@ PAIRS = 20
 """Known pairs a sample: ten listed, in both directions."""
 
 
+def levels(N: int) -> tuple[int, ...]:
+    return tuple(round(N / 500 * times) for times in (1, 3, 10))
+
+
 def clusters(N: int) -> int:
-    """K of IFND's usual numbers: N/500, three and ten times that."""
-    return sum(round(N / 500 * times) for times in (1, 3, 10))
+    """K of three levels: N/500, three and ten times that."""
+    return sum(levels(N))
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,6 @@ def held() -> list[Held]:
 
     import kinfolk as kf
     from kinfolk.clustering.labels import PseudoLabels
-    from kinfolk.detectors.ifnd import usual_clusters
     from kinfolk.detectors.ring_learned import Boundaries
     from kinfolk.stores import Bank, Queue
     from kinfolk.stores.per_sample import Collected
@@ -76,29 +79,37 @@ def held() -> list[Held]:
         return store
 
     def tree(N: int) -> nn.Module:
-        made = kf.Hierarchy(N, levels=H)
+        made = kf.Hierarchy(num_samples=N, levels=H)
         made.clusters.update(torch.zeros(1, dtype=torch.int64), torch.ones(1, D))
         return made
 
     def ifnd(N: int) -> nn.Module:
-        made = kf.IFND(N)
+        made = kf.IFND(num_samples=N, num_clusters=levels(N))
         made.clusters.centroids = torch.zeros(sum(made.num_clusters), D)
         return made
 
     def labels(N: int) -> nn.Module:
-        return PseudoLabels(N, D, usual_clusters(N), seed=0)
+        return PseudoLabels(N, D, levels(N), seed=0)
 
     def known(N: int) -> nn.Module:
         anchor = torch.arange(N).repeat_interleave(PAIRS)
-        return kf.Known(N, torch.stack((anchor, (anchor + torch.arange(PAIRS).repeat(N) + 1) % N), 1), symmetric=False)
+        return kf.Known(num_samples=N, pairs=torch.stack((anchor, (anchor + torch.arange(PAIRS).repeat(N) + 1) % N), 1), symmetric=False)
 
     return [
-        Held("`PerSample`: u", "`sogclr`", "4·N", lambda N: 4 * N, lambda N: kf.SogCLR(N, 0.1)),
-        Held("the same, images and texts", "`sogclr-clip`, `fastclip`", "8·N", lambda N: 8 * N, lambda N: kf.BimodalSogCLR(N, 0.1)),
-        Held("thresholds, tracking", "`glofnd`", "20·N", lambda N: 20 * N, lambda N: kf.GloFND(N, 0.01)),
-        Held("thresholds, Adam", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(N, 0.01, rule="adam")),
-        Held("thresholds, SGD", "`glofnd`", "8·N", lambda N: 8 * N, lambda N: kf.GloFND(N, 0.01, rule="sgd")),
-        Held("one threshold for all", "`glofnd`, `shared`", "12", lambda N: 12, lambda N: kf.GloFND(N, 0.01, shared=True)),
+        Held("`PerSample`: u", "`sogclr`", "4·N", lambda N: 4 * N, lambda N: kf.SogCLRLoss(num_samples=N, temperature=0.1)),
+        Held(
+            "the same, images and texts",
+            "`sogclr-clip`, `fastclip`",
+            "8·N",
+            lambda N: 8 * N,
+            lambda N: kf.BimodalSogCLRLoss(num_samples=N, temperature=0.1),
+        ),
+        Held("thresholds, tracking", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(num_samples=N, alpha=0.01)),
+        Held("thresholds, Adam", "`glofnd`", "16·N", lambda N: 16 * N, lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="adam")),
+        Held("thresholds, SGD", "`glofnd`", "8·N", lambda N: 8 * N, lambda N: kf.GloFND(num_samples=N, alpha=0.01, rule="sgd")),
+        Held(
+            "one threshold for all", "`glofnd`, `shared`", "16", lambda N: 16, lambda N: kf.GloFND(num_samples=N, alpha=0.01, shared=True)
+        ),
         Held("two thresholds", "`ring:learned`", "32·N", lambda N: 32 * N, Boundaries),
         Held("`Bank`", "`ir`, `la`, `cmc`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, lambda N: Bank(N, D)),
         Held("`Collected`", "`ifnd`, `source=bank`", "(4·D + 1)·N", lambda N: (4 * D + 1) * N, collected),
@@ -113,11 +124,11 @@ def held() -> list[Held]:
 
 def steps() -> list[Sent]:
     return [
-        Sent("embeddings and ids", "`simclr`, `sogclr` and others without queue or bank", "8·B·(D + 3)", lambda b: 8 * b * (D + 3)),
+        Sent("embeddings and ids", "`simclr`, `sogclr` and others without queue or bank", "8·B·(D + 2)", lambda b: 8 * b * (D + 2)),
         Sent("their gradient", "the same", "8·B·D", lambda b: 8 * b * D),
-        Sent("u", "`sogclr`", "4·B", lambda b: 4 * b),
-        Sent("thresholds, tracking", "`glofnd`", "24·B", lambda b: 24 * b),
-        Sent("two thresholds", "`ring:learned`", "32·B", lambda b: 32 * b),
+        Sent("ids and u", "`sogclr`", "12·B", lambda b: 12 * b),
+        Sent("ids and thresholds, tracking", "`glofnd`", "32·B", lambda b: 32 * b),
+        Sent("ids and two thresholds", "`ring:learned`", "40·B", lambda b: 40 * b),
         Sent("rows of the queue", "`moco`, `pcl`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("rows of the bank", "`ir`, `la`", "B·(4·D + 8)", lambda b: b * (4 * D + 8)),
         Sent("collected embeddings", "`ifnd`, `source=bank`; `hierarchy`", "B·(8·D + 8)", lambda b: b * (8 * D + 8)),
@@ -268,7 +279,10 @@ def measure_step(sizes: tuple[int, ...]) -> None:
     z1, z2 = (torch.randn(batch, D, requires_grad=True) for _ in range(2))
 
     def step(N: int) -> Callable[[], None]:
-        loss, draw = kf.SogCLR(N, 0.1, detector=kf.GloFND(N, 0.01)), torch.Generator().manual_seed(0)
+        loss, draw = (
+            kf.SogCLRLoss(num_samples=N, temperature=0.1, detector=kf.GloFND(num_samples=N, alpha=0.01)),
+            torch.Generator().manual_seed(0),
+        )
 
         def run() -> None:
             loss(z1, z2, torch.randint(N, (batch,), generator=draw)).backward()

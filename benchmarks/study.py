@@ -24,6 +24,11 @@ do more than one with two threads). `--list` shows what is done and what is to d
     probes: {100: 0.001, 10: 0.01, 1: 0.1}      in the place of `protocol`: kNN, and the linear probe on these percent of the labels with
                                                 this ℓ2 strength, not chosen anew for each run; seconds instead of minutes
 
+    protocol: linear,finetune --percent 1,10    protocols of `kinfolk eval`, then more of its options
+    protocol: transfer --own-mean               measured on each of `--test`, one or several data sets
+    report: true                                each run gets its report.html, with the maps of its snapshots
+    curves: [features_nmi]                      curves.html: these figures over the epochs, drawn by benchmarks/curves.py
+
 With `protocol: retrieval`, of methods that learn from captions, the figures are recalls in both directions.
 The base of `framework+detector` is `framework`, or for all methods what the document names as `base`; of `method (setting)` the one
 with the same setting, where there is one. "Gap closed" is (method − base) / (SupCon − base) of the linear probe, seeds averaged, where
@@ -39,11 +44,12 @@ import resource
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import curves
 import numpy as np
 import yaml
 from study_queue import Job, Results, corrupted, folder_name, jobs, version
@@ -58,6 +64,8 @@ __all__ = ["base_of", "gap_closed", "main", "measured", "merged", "method_of", "
 COLUMNS = ("knn", "linear", "precision", "recall", "f1", "flagged")
 CLUSTERS = {"mtpr": "MTPR", "mtnr": "MTNR", "nmi": "NMI", "tp_similarity": "TP similarity", "fn_similarity": "FN similarity"}
 """Columns of methods that cluster, and similarities of true positives and false negatives; left out where no run has them."""
+PARTS = ("semi ", "finetune ", "transfer ")
+"""Figures with a column for each share of the labels or data set, where a run has them."""
 CPU_SECONDS = "cpu_seconds.txt"
 """In the folder of a run: the CPU seconds of its training, if it was made in one go."""
 RECALLS = tuple(f"{short} R@{k}" for short in DIRECTIONS.values() for k in (1, 5, 10))
@@ -156,12 +164,14 @@ def run(
     seed: int,
     measure: list[str],
     probes: dict[float, float] | None = None,
+    tests: Sequence[Path] = (),
+    report: bool = False,
 ) -> Record:
-    """Trains and evaluates where that is not done yet; what the run says of itself. `measure`: protocols, then more of `kinfolk eval`;
-    with `probes` see `probed` instead."""
+    """Trains and evaluates where that is not done yet; what the run says of itself. `measure`: protocols, then more of `kinfolk eval`,
+    on each of `tests`, or on the data of the training; with `probes` see `probed` instead."""
     results, (protocols, *more) = folder / "eval", measure
     names = protocols.split(",")
-    if not (results / f"{names[-1]}.json").exists():
+    if not is_measured(results / f"{names[-1]}.json", len(tests)):
         method, recipe = method_of(name, change), str(change.pop("recipe", recipe))
         sets = [part for text in settings(change) for part in ("--set", text)]
         how = ["--resume"] if (folder / "config.yaml").exists() else ["--recipe", recipe, "--method", method, *sets]
@@ -172,10 +182,21 @@ def run(
         depth = change.get("data", {}).get("depth")
         at_depth = [] if depth is None else ["--depth", str(depth)]
         if probes is None:
-            command("eval", folder, "--protocol", protocols, *more, *at_depth)
+            for each in tests or [data]:
+                command("eval", folder, "--protocol", protocols, "--data", each, *more, *at_depth)
         else:
             forked(probed, folder, data, probes)
+        if report:
+            command("report", folder)
     return read_record(folder)
+
+
+def is_measured(result: Path, num_tests: int) -> bool:
+    """Whether the result of a protocol is there; of transfer, for all data sets."""
+    if not result.exists():
+        return False
+    sets = json.loads(result.read_text(encoding="utf-8")).get("sets")
+    return sets is None or len(sets) >= num_tests
 
 
 def settings_of(study: dict[str, Any], method: str, dataset: str | None = None) -> dict[str, Any]:
@@ -236,8 +257,7 @@ def _prepared(study: dict[str, Any], data_dir: Path, out: Path, job: Job) -> tup
     if (labels := change.pop("labels", None)) is not None:
         change = merged(change, {"detector": {"labels_file": str(labels_file(labels, data, out, job.seed))}})
     print(f"{job.stage}: {job.dataset} {job.method}, seed {job.seed}", flush=True)
-    measure = [protocols, "--data", str(data), *more]
-    return out / job.folder, study["recipe"], job.method, change, data, job.seed, measure, study.get("probes")
+    return out / job.folder, study["recipe"], job.method, change, data, job.seed, [protocols, *more], study.get("probes")
 
 
 def _outcome(*prepared: Any) -> Outcome:
@@ -275,20 +295,21 @@ def table(figures: dict[str, list[dict[str, float]]], base: str | None = None) -
     """Markdown."""
     clusters = [key for key in CLUSTERS if any(key in one for runs in figures.values() for one in runs)]
     header = ["method", "kNN", "linear", "against its base", "p (linear)", "gap closed", "precision", "recall", "F1", "flagged"]
-    header += [*(CLUSTERS[key] for key in clusters), "s / epoch"]
+    parts = list(dict.fromkeys(key for runs in figures.values() for one in runs for key in one if key.startswith(PARTS)))
+    header += [*(CLUSTERS[key] for key in clusters), *parts, "s / epoch"]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name, runs in figures.items():
         row = base_of(name, figures, base)
-        column = {key: [one[key] for one in runs if key in one] for key in (*COLUMNS, *clusters, "seconds")}
-        other = {key: [] if row is None else [one[key] for one in figures[row]] for key in ("knn", "linear")}
+        column = {key: [one[key] for one in runs if key in one] for key in (*COLUMNS, *clusters, *parts, "seconds")}
+        other = {key: [] if row is None else [one[key] for one in figures[row] if key in one] for key in ("knn", "linear")}
         against, closed = "–", gap_closed(name, figures, base)
         if row is not None:
-            gain = {key: statistics.mean(column[key]) - statistics.mean(other[key]) for key in other}
-            against = f"{gain['knn']:+.1f} / {gain['linear']:+.1f}"
+            known = [key for key in other if column[key] and other[key]]
+            against = " / ".join(f"{statistics.mean(column[key]) - statistics.mean(other[key]):+.1f}" for key in known) or "–"
         p = None if row is None else p_value(column["linear"], other["linear"])
         shares = ["–" if p is None else f"{p:.3f}", "–" if closed is None else f"{100 * closed:.0f} %"]
         cells = [spread(column["knn"]), spread(column["linear"]), against, *shares]
-        cells += [spread(column[key]) for key in (*COLUMNS[2:], *clusters, "seconds")]
+        cells += [spread(column[key]) for key in (*COLUMNS[2:], *clusters, *parts, "seconds")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -312,7 +333,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
     parser.add_argument("--data", type=Path, help="array file with x_train, y_train, x_test, y_test; or a table")
-    parser.add_argument("--test", type=Path, help="what to measure on; that of --data unless given")
+    parser.add_argument("--test", type=Path, nargs="+", default=[], help="what to measure on; that of --data unless given")
     parser.add_argument("--limit", type=int, help="only the first training images, of an array file")
     parser.add_argument("--data-dir", type=Path, help="folder of the array files of a document with `datasets`")
     parser.add_argument("--stage", nargs="+", help="only these stages of the document")
@@ -333,16 +354,18 @@ def main() -> None:
         parser.error("--data is needed")
     out = options.out / options.study.stem / f"{options.data.stem}-{options.limit or 'all'}"
     data = limited(options.data, options.limit, out)
-    protocols = study.get("protocol", "knn,linear")
-    measure = [protocols, "--data", str(options.test or data)]
+    measure = str(study.get("protocol", "knn,linear")).split()
     chosen = [name for name in study["methods"] if options.only is None or name in options.only]
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for seed in options.seeds:
         for name in chosen:
             folder = out / f"{folder_name(name)}-{seed}"
-            record = run(folder, study["recipe"], name, settings_of(study, name), data, seed, measure)
+            more = {"tests": options.test, "report": study.get("report", False)}
+            record = run(folder, study["recipe"], name, settings_of(study, name), data, seed, measure, **more)
             figures[name].append(figures_of(record))
-    text = (recall_table if protocols == "retrieval" else table)(figures, study.get("base"))
+    if "curves" in study:
+        curves.drawn(curves.read(out), study["curves"]).write_html(out / "curves.html")
+    text = (recall_table if measure[0] == "retrieval" else table)(figures, study.get("base"))
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{options.study.stem}: {data.name}, recipe {study['recipe']}, seeds {options.seeds}; percent\n\n{text}")
 

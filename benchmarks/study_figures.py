@@ -1,10 +1,12 @@
 """Tables and figures of the study of gains, made from its file of results alone.
 
     .venv/bin/python benchmarks/study_figures.py [benchmarks/results/gain.json] [--page docs/results.md] [--images docs/images]
+    .venv/bin/python benchmarks/study_figures.py benchmarks/results/ifnd-figure1.json --classes benchmarks/studies/ifnd-figure1.yaml
 
 Prints one Markdown table for each data set; with `--page` they replace what stands in that page between `<!-- table DATASET -->` and
 `<!-- end -->`. With `--images` it draws `gain-map.svg` and `gain-epochs.svg` by plotly; Chromium turns them into SVG, so `chromium` (or
-google-chrome) must be on the PATH.
+google-chrome) must be on the PATH. With `--classes` it draws `gap-classes.svg` instead, Figure 1 of IFND: what each method reaches on data
+sets with more and more classes, by the numbers of `classes` in the document of the study.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from kinfolk.comparing.statistics import gap_closed, p_value, spread
 
@@ -252,6 +256,35 @@ def over_epochs(rows: Mapping[str, Mapping[int, Record]], methods: Sequence[str]
     return {"data": traces, "layout": layout}
 
 
+def by_classes(
+    results: Mapping[str, Mapping[str, Mapping[int, Record]]], classes: Mapping[str, int], figure: str = "linear"
+) -> dict[str, Any]:
+    """Accuracy of the base, IFND and SupCon over the number of classes, and how far the first two are below the last: Figure 1 of IFND."""
+    names = {BASE: ("SimCLR", "#0969da"), "simclr+ifnd": ("IFND", "#1a7f37"), ATTRACTED: ("SupCon", "#cf222e")}
+    known = sorted((number, dataset) for dataset, number in classes.items() if set(names) <= results.get(dataset, {}).keys())
+    means = {
+        method: [statistics.fmean(one["figures"][figure] for one in results[dataset][method].values()) for _, dataset in known]
+        for method in names
+    }
+    x = [str(number) for number, _ in known]
+    traces: list[dict[str, Any]] = [
+        {"type": "scatter", "mode": "lines+markers", "name": title, "x": x, "y": means[method], "line": {"color": colour, "width": 2}}
+        for method, (title, colour) in names.items()
+    ]
+    for method, (title, colour) in list(names.items())[:2]:
+        gaps = [above - own for above, own in zip(means[ATTRACTED], means[method], strict=True)]
+        bars = {"type": "bar", "name": f"{title} below SupCon", "x": x, "y": gaps, "marker": {"color": colour, "opacity": 0.5}}
+        traces.append({**bars, "yaxis": "y2", "text": [f"{gap:.1f}" for gap in gaps], "textposition": "outside"})
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside"}
+    layout = {
+        "barmode": "group",
+        "xaxis": {**axis, "title": {"text": "number of classes"}, "type": "category"},
+        "yaxis": {**axis, "title": {"text": "accuracy of a linear probe, percent"}, "domain": [0.4, 1]},
+        "yaxis2": {**axis, "title": {"text": "gap, points"}, "domain": [0, 0.3], "anchor": "x"},
+    }
+    return {"data": traces, "layout": layout}
+
+
 def write_svg(figure: Mapping[str, Any], path: Path, width: int, height: int) -> None:
     """Drawn by plotly.js in a headless Chromium."""
     from plotly.offline import get_plotlyjs
@@ -283,8 +316,13 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown page whose tables are replaced")
     parser.add_argument("--images", type=Path, help="folder of the figures; none are drawn unless given")
     parser.add_argument("--map", default="gtsrb", help="data set of the figures")
+    parser.add_argument("--classes", type=Path, help="study whose data sets name their number of classes; draws the gap over it")
     options = parser.parse_args()
     results = read(options.results)
+    if options.classes is not None:
+        described = yaml.safe_load(options.classes.read_text(encoding="utf-8"))["datasets"]
+        figure = by_classes(results, {name: one["classes"] for name, one in described.items()})
+        return write_svg(figure, (options.images or options.results.parent) / "gap-classes.svg", 700, 520)
     tables = {dataset: table(rows) for dataset, rows in results.items() if BASE in rows}
     for dataset, text in tables.items():
         print(f"\n{dataset}; percent\n\n{text}")

@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
-from kinfolk.detectors.base import Found
+from kinfolk.evaluation.detection import flagged as flagged_by
 from kinfolk.pairs import Block
 
 N, D, ALPHA, BATCH = 20_000, 128, 0.01, 128
@@ -100,21 +100,14 @@ def report(name: str, error: Tensor, share: float, run: Run | None) -> None:
     print(line, flush=True)
 
 
-def above(block: Block, found: Found) -> Tensor:
-    """(R, C) True where a candidate is kin, as a level says."""
-    kin = found.levels[0].kin
-    assert kin is not None
-    return kin.mask(block.sim_RC) > 0
-
-
 def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: int, group: int, judged: int, seed: int, rules: str) -> None:
     print(f"\n{title}: {visits} visits, batch {batch}")
     print(f"  {'':20}{'MAE':>8}{'RMSE':>8}{'bias':>9}{'share':>8}   in training (last, range)")
     start = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     rows = [row for row in ROWS if rules in row[0]]
-    runs = [Run(f"{rule}, {init}", GloFND(N, ALPHA, rule=rule, init=init, lr=lr)) for rule, init, lr in rows]  # type: ignore[arg-type]
-    fnc, chosen = FNC(fraction=ALPHA), torch.randperm(N, generator=generator)[:judged]
+    runs = [Run(f"{rule}, {init}", GloFND(num_samples=N, alpha=ALPHA, rule=rule, init=init, lr=lr)) for rule, init, lr in rows]  # type: ignore[arg-type]
+    fnc, chosen = FNC(alpha=ALPHA), torch.randperm(N, generator=generator)[:judged]
     levels = torch.full((N,), torch.nan)
     for visit in range(visits):
         features = feature_at(visit)
@@ -124,9 +117,9 @@ def case(title: str, feature_at: Callable[[int], Tensor], visits: int, batch: in
             for run in runs:
                 found = run.detector.find(block)
                 run.detector.observe(block.ids, found.update)
-                flagged[run.name] += int(above(block, found).sum())
+                flagged[run.name] += int(flagged_by(found, block).sum())
             if visit == visits - 1:
-                levels[block.ids] = block.sim_RC.masked_fill(~above(block, fnc.find(block)), torch.inf).amin(1)
+                levels[block.ids] = block.sim_RC.masked_fill(~flagged_by(fnc.find(block), block), torch.inf).amin(1)
         for run in runs:
             run.shares.append(flagged[run.name] / pairs / ALPHA)
     want, sim = exact(features, chosen)
@@ -230,7 +223,7 @@ def cell(
     source: Source, expected: float, mean: float, spread: float, turning: float, jump: float, pool: Tensor, judged: bool, seed: int = 0
 ) -> Cell:
     alpha, ids = expected / source.n, torch.arange(source.samples)
-    detector = GloFND(source.samples, alpha, init="quantile")
+    detector = GloFND(num_samples=source.samples, alpha=alpha, init="quantile")
     similarities, shares = Similarities(source, mean, spread, turning, pool, seed), []
     negatives = torch.full((source.samples,), source.n)
     for visit in range(VISITS):
@@ -238,7 +231,7 @@ def cell(
         block = Block(sim, ids, torch.arange(source.n) + source.samples, 1, negatives)
         found = detector.find(block)
         detector.observe(ids, found.update)
-        shares.append(int(above(block, found).sum()) / (expected * source.samples))
+        shares.append(int(flagged_by(found, block).sum()) / (expected * source.samples))
     settled, after = shares[10:JUMP_AT] if jump else shares[10:], shares[JUMP_AT + 7 : JUMP_AT + 10]
     error = math.nan
     if judged:

@@ -28,7 +28,7 @@ def median(values: list[float]) -> float:
 
 
 def verdict(ratio: float, wanted: float) -> str:
-    return f"wanted ≤ {wanted:g}: {'reached' if ratio <= wanted else 'MISSED'}"
+    return f"{'within' if ratio <= wanted else 'ABOVE'} the limit {wanted:g}"
 
 
 def memory(name: str) -> int:

@@ -28,8 +28,8 @@ def main() -> None:
 
     image_tower = nn.Sequential(nn.Linear(48, 128), nn.ReLU(), nn.Linear(128, 32))
     text_tower = nn.Sequential(nn.EmbeddingBag(WORDS, 128), nn.ReLU(), nn.Linear(128, 32))
-    detector = kf.StartAt(kf.GloFND(num_samples, alpha=0.01, init="quantile"), epoch=2)
-    loss_fn = kf.FastCLIP(num_samples, temperature=0.1, rho=2.0, decay_epochs=3, detector=detector)
+    detector = kf.StartAt(kf.GloFND(num_samples=num_samples, alpha=0.01, init="quantile"), epoch=2)
+    loss_fn = kf.FastCLIPLoss(num_samples=num_samples, temperature=0.1, rho=2.0, decay_epochs=3, detector=detector)
     towers = [*image_tower.parameters(), *text_tower.parameters()]
     temperature = {"params": loss_fn.temperature_parameters(), "lr": 2e-3, "weight_decay": 0.0}
     optimizer = torch.optim.AdamW([{"params": towers, "lr": 3e-3}, temperature])
@@ -46,7 +46,7 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             total += loss.item() * len(ids) / num_samples
-        print(f"epoch {epoch}  loss {total:.3f}  temperature {loss_fn.temperature:.3f}  flagged {loss_fn.stats.share:.3f}")
+        print(f"epoch {epoch}  loss {total:.3f}  temperature {loss_fn.current_temperature:.3f}  flagged {loss_fn.stats.share:.3f}")
 
 
 if __name__ == "__main__":

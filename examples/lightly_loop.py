@@ -42,7 +42,7 @@ def main() -> None:
     data = Digits()
     backbone = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(backbone, SimCLRProjectionHead(64, 64, 32))
-    loss_fn = kf.NTXent(temperature=0.2, detector=kf.FNC(fraction=0.02))
+    loss_fn = kf.NTXentLoss(temperature=0.2, detector=kf.FNC(alpha=0.02))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for epoch in range(3):
         total = 0.0

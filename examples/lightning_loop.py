@@ -22,7 +22,7 @@ class Contrast(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-        self.loss_fn = kf.NTXent(temperature=0.2, detector=kf.FNC(fraction=0.02))
+        self.loss_fn = kf.NTXentLoss(temperature=0.2, detector=kf.FNC(alpha=0.02))
 
     def on_train_epoch_start(self) -> None:
         self.loss_fn.set_progress(self.current_epoch, self.trainer.max_epochs or 1)

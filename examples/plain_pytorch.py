@@ -25,8 +25,8 @@ def main() -> None:
     num_samples, num_epochs, batch_size = len(pixels), 8, 128
 
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-    detector = kf.StartAt(kf.GloFND(num_samples, alpha=0.05, init="quantile"), epoch=2)
-    loss_fn = kf.SogCLR(num_samples, temperature=0.2, detector=detector)
+    detector = kf.StartAt(kf.GloFND(num_samples=num_samples, alpha=0.05, init="quantile"), epoch=2)
+    loss_fn = kf.SogCLRLoss(num_samples=num_samples, temperature=0.2, detector=detector)
     loss_fn.set_eval_labels(torch.tensor(labels))  # only for the figures below: training needs no labels
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-3)
 

@@ -37,7 +37,7 @@ def main() -> None:
     index = {word: i for i, word in enumerate(sorted({word for text in texts for word in text}))}
     tokens = torch.tensor([[index[word] for word in text] for text in texts])
     encoder = nn.Sequential(nn.EmbeddingBag(len(index), 64), nn.Linear(64, 32))
-    loss_fn = kf.NTXent(temperature=0.2, detector=kf.FNC(fraction=0.1), action="attract")
+    loss_fn = kf.NTXentLoss(temperature=0.2, detector=kf.FNC(alpha=0.1), action="attract")
     loss_fn.set_eval_labels(topics)
     optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
     for epoch in range(10):

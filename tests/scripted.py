@@ -8,15 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import Mask, Roles
+from kinfolk.detectors.base import Detector
+from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
-Say = Callable[[Tensor, Tensor], Roles]
+Say = Callable[[Tensor, Tensor], Kin]
+"""The kin of a block, given the (R, 1) ids of its rows and the (1, C) ids of the candidates."""
 
 
 class Scripted(Detector):
-    """Flags what `says` answer to the (R, 1) and (1, C) ids; one answer a level."""
+    """Flags what `says` answer; one answer for each level."""
 
     paper: ClassVar[str] = "none"
 
@@ -24,15 +25,15 @@ class Scripted(Detector):
         super().__init__()
         self.says = says
 
-    def find(self, block: Block) -> Found:
+    def find(self, block: Block) -> tuple[Kin, ...]:
         row, col = block.row_ids.unsqueeze(1), block.candidate_ids.unsqueeze(0)
-        return Found(tuple(say(row, col) for say in self.says))
+        return tuple(say(row, col) for say in self.says)
 
 
 def same_class(num_classes: int) -> Say:
     """Kin are the samples whose ids agree modulo `num_classes`."""
-    return lambda row, col: Roles(kin=Mask(row % num_classes == col % num_classes))
+    return lambda row, col: Kin(row % num_classes == col % num_classes)
 
 
-def everybody(row: Tensor, col: Tensor) -> Roles:
-    return Roles(kin=Mask(torch.ones(len(row), col.shape[1], dtype=torch.bool)))
+def everybody(row: Tensor, col: Tensor) -> Kin:
+    return Kin(torch.ones(len(row), col.shape[1], dtype=torch.bool))

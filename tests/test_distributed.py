@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk import distributed
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle
-from kinfolk.objectives import NTXent, Objective, SogCLR
+from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
 from kinfolk.pairs import two_views
 from tests.ranks import spawn
 
@@ -28,15 +28,16 @@ def objective(name: str) -> Objective:
         "plain": None,
         "groups": None,
         "fnc": FNC(top_k=2),
+        "local": FNC(top_k=2),
+        "all": FNC(min_similarity=-1.0),
         "oracle": Oracle(LABELS),
-        "glofnd": GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
-        "shared": GloFND(NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
+        "glofnd": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, init="quantile"),
+        "shared": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="adam", lr=0.3, shared=True),
     }
-    detector = detectors[name.partition("/")[2]]
-    if name.startswith("ntxent"):
-        made: Objective = NTXent(0.3, detector=detector, action="attract" if "oracle" in name else "eliminate", block_rows=4)
-    else:
-        made = SogCLR(NUM_SAMPLES, 0.3, detector=detector, block_rows=4)
+    detector, action = detectors[name.partition("/")[2]], "attract" if "oracle" in name else "eliminate"
+    shared: dict[str, Any] = {"temperature": 0.3, "detector": detector, "action": action, "block_rows": 4}
+    shared |= {"min_negatives": 3 if name.endswith("all") else 1, "gather": False if name.endswith("local") else None}
+    made: Objective = NTXentLoss(**shared) if name.startswith("ntxent") else SogCLRLoss(num_samples=NUM_SAMPLES, **shared)
     made.set_eval_labels(LABELS)
     return made.double()
 
@@ -69,6 +70,13 @@ def parts(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(views, ids, strict=True))
 
 
+def distinct(step: int, world: int) -> list[tuple[Tensor, Tensor]]:
+    """The same without a sample on several ranks."""
+    together = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(step + 7))
+    starts = [sum(SIZES[:rank]) for rank in range(world)]
+    return [(views, together[start : start + len(ids)]) for start, (views, ids) in zip(starts, parts(step, world), strict=True)]
+
+
 def two_steps(module: nn.Module, whole: Whole, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     out: dict[str, Any] = {"loss": [], "gradient": []}
     for views, ids in batches:
@@ -89,11 +97,17 @@ def child(rank: int, world: int, folder: str, names: list[str]) -> None:
     for name in names:
         whole = Whole(name)
         results[name] = two_steps(DistributedDataParallel(whole), whole, [parts(step, world)[rank] for step in range(2)])
+    for name in LOCAL:
+        whole = Whole(name)
+        results[name] = two_steps(DistributedDataParallel(whole), whole, [distinct(step, world)[rank] for step in range(2)])
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-NAMES = [f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in ("plain", "groups", "fnc", "oracle", "glofnd", "shared")]
+NAMES = [
+    f"{base}/{detector}" for base in ("ntxent", "sogclr") for detector in ("plain", "groups", "fnc", "all", "oracle", "glofnd", "shared")
+]
+LOCAL = ["ntxent/local", "sogclr/local"]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -118,6 +132,29 @@ def test_ranks_together_equal_one_process(ranks: list[dict[str, Any]], name: str
             torch.testing.assert_close(rank[name]["state"][key], value, msg=key)
             assert torch.equal(rank[name]["state"][key], ranks[0][name]["state"][key]), key
     assert torch.equal(sum(rank[name]["counts"] for rank in ranks), single["counts"])
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_without_gathering_each_rank_has_its_own_loss_and_all_have_one_state(ranks: list[dict[str, Any]], name: str) -> None:
+    """The gradient is the mean of the ranks', and each sample has the state of the rank that had it."""
+    world = len(ranks)
+    whole, alone = Whole(name), [Whole(name) for _ in range(world)]
+    for step in range(2):
+        expected = dict(whole.objective.state_dict())
+        gradients = []
+        for mine, rank, (views, ids) in zip(alone, ranks, distinct(step, world), strict=True):
+            mine.load_state_dict(whole.state_dict())
+            found = two_steps(mine, mine, [(views, ids)])
+            assert rank[name]["loss"][step] == pytest.approx(found["loss"][0], rel=1e-10)
+            gradients.append(found["gradient"][0])
+            for key, value in expected.items():
+                value[ids] = found["state"][key][ids]
+        for rank in ranks:
+            means = [torch.stack(each).mean(0) for each in zip(*gradients, strict=True)]
+            torch.testing.assert_close(rank[name]["gradient"][step], means)
+        whole.objective.load_state_dict(expected)
+    for rank in ranks:
+        torch.testing.assert_close(rank[name]["state"], dict(whole.objective.state_dict()))
 
 
 @pytest.mark.parametrize(("environment", "expected"), [({}, 2), ({"LOCAL_WORLD_SIZE": "4"}, 4), ({"TORCHELASTIC_RUN_ID": "7"}, 6)])

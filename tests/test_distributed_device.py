@@ -67,7 +67,7 @@ def trained(framework: Framework, rank: int, log: CollectiveLog) -> dict[str, An
         framework.after_step()
         losses.append(loss.detach().held.item())
     number = log.total
-    if any(detector.refreshed_at_end for detector in framework.refreshed):
+    if any(detector.refreshed_at_end for detector in framework.detectors):
         framework.finish(features(framework))
     framework.set_progress(1, EPOCHS)
     state = {key: getattr(value, "held", value).clone() for key, value in framework.state_dict().items()}
@@ -94,7 +94,7 @@ def drifting(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
     """The labels of a hierarchy whose sums differ between ranks before every update, and its state at the beginning of the next epoch."""
     g, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(rank)
     with pretended(), collectives(device_only=True):
-        detector = Hierarchy(60, radii=(0.3, 0.6)).to("cuda")
+        detector = Hierarchy(num_samples=60, radii=(0.3, 0.6)).to("cuda")
         detector.refresh(torch.nn.functional.normalize(torch.randn(60, 3, generator=g), dim=1), 0.0)
         for _ in range(12):
             detector.collect(on_device(torch.randperm(60, generator=g)[:20]), on_device(torch.randn(20, 3, generator=g)))

@@ -1,119 +1,178 @@
-"""The softmax of a block, and rows that are weighed a few at a time."""
+"""What is done about kin: weights, targets and kept negatives equal a slow loop, ties included."""
 
 from __future__ import annotations
 
-import copy
-import math
-
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk import kinship
-from kinfolk.detectors import FNC, Detector, GloFND, Ring, thresholds
-from kinfolk.kinship import EMPTY, Interval, Roles, exponentials, weigh
-from kinfolk.objectives import NTXent, SogCLR
-from kinfolk.pairs import LEFT_OUT, Policy
+from kinfolk.detectors.base import Detector
+from kinfolk.kinship import ACTIONS, Action, Kin, Policy, above, check_answer, same_key, weigh
+from kinfolk.objectives import NTXentLoss, SogCLRLoss
+from kinfolk.pairs import OUT, Block
+from tests.detectors.blocks import random_block
+from tests.reference import weights
+from tests.scripted import Scripted, everybody, same_class
 
-N, D = 48, 16
+LEVELS = [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0]
+"""Few, so that similarities tie."""
 
 
-def similarities(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    sim_RC = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows), dtype=dtype) * 2 - 1
-    sim_RC[torch.arange(rows), torch.arange(rows) % columns] = LEFT_OUT
-    return sim_RC
+@given(data=st.data())
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("attracted_stay", [True, False])
+@pytest.mark.parametrize("graded", [False, True])
+def test_weights_and_targets_equal_a_slow_loop(action: Action, attracted_stay: bool, graded: bool, data: st.DataObject) -> None:
+    """With own, ignored and tied candidates, rows in which all are kin, and rows without negatives."""
+    columns = data.draw(st.integers(1, 9))
+    row = st.tuples(
+        st.sampled_from(LEVELS),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from([0.0, 0.5, 1.0] if graded else [0.0, 1.0]),
+    )
+    rows = data.draw(st.lists(st.lists(row, min_size=columns, max_size=columns), min_size=1, max_size=3))
+    least, kin_weight = data.draw(st.integers(1, 10)), data.draw(st.sampled_from([0.0, 0.25, 1.0]))
+    sim, own, ignored, degree = torch.tensor(rows, dtype=torch.float64).unbind(2)
+    kin = Kin(degree if graded else degree > 0, ignored > 0)
+    found = weigh(torch.where(own > 0, OUT, sim), own > 0, kin, Policy(action, kin_weight, least, attracted_stay))
+    taken = degree if graded or action != "reweight" else degree * (1 - kin_weight)
+    for i in range(len(rows)):
+        out = ((own[i] + ignored[i]) > 0).tolist()
+        slow = weights.row(sim[i].tolist(), out, taken[i].tolist(), action, least, attracted_stay)
+        if not graded and action == "reweight" and kin_weight == 1:  # kin, though nothing is taken
+            slow.kin[:] = ((degree[i] > 0) & ~torch.tensor(out)).tolist()
+        torch.testing.assert_close(found.log_w_RC[i].exp().tolist(), slow.w, rtol=0, atol=1e-14)
+        assert found.kin_RC is not None
+        assert found.kin_RC[i].tolist() == slow.kin
+        assert (found.y_RC is None) == (action != "attract")
+        assert found.y_RC is None or found.y_RC[i].tolist() == slow.y
+
+
+def test_without_kin_only_own_and_ignored_are_left_out() -> None:
+    own, ignored = torch.tensor([[True, False, False]]), torch.tensor([[False, False, True]])
+    found = weigh(torch.zeros(1, 3), own, Kin(ignore=ignored), Policy())
+    assert found.log_w_RC.tolist() == [[pytest.approx(OUT), 0.0, pytest.approx(OUT)]]
+    assert found.y_RC is None
+    assert found.kin_RC is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [0.005, 0.1, 3.0])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_the_softmax_by_powers_of_two_is_the_softmax(temperature: float, dtype: torch.dtype, per_row: bool) -> None:
-    sim_RC = similarities(7, 33, dtype)
-    t = torch.linspace(temperature, 2 * temperature, 7, dtype=dtype).unsqueeze(1) if per_row else temperature
-    share_RC, norm_R, lse_R = exponentials(sim_RC.clone(), t)
-    assert norm_R is not None
-    rtol, atol = (1e-4, 1e-7) if dtype == torch.float32 else (1e-11, 1e-15)
-    torch.testing.assert_close(share_RC * norm_R.unsqueeze(1), torch.softmax(sim_RC / t, 1), rtol=rtol, atol=atol)
-    torch.testing.assert_close(lse_R, torch.logsumexp(sim_RC / t, 1), rtol=rtol, atol=atol)
-
-
-def test_a_row_without_negatives_is_empty_and_has_no_shares() -> None:
-    sim_RC = torch.stack((torch.full((5,), LEFT_OUT), torch.linspace(-1, 1, 5)))
-    share_RC, norm_R, lse_R = exponentials(sim_RC.clone(), 0.01)
-    assert norm_R is not None
-    assert lse_R[0] < EMPTY < lse_R[1]
-    assert not share_RC[0].any()
-    assert torch.isfinite(0 * norm_R).all(), "a derivative of 0 times the factor of the row is 0"
-
-
-ROLES = {
-    "kin": Roles(kin=Interval(torch.linspace(-1.5, 1.0, 12))),
-    "kin of samples": Roles(kin=Interval(torch.linspace(-0.5, 0.9, 6))),
-    "kin and drop": Roles(kin=Interval(torch.linspace(0.2, 1.0, 12)), drop=Interval(upper_R=torch.linspace(-1.0, 1.2, 12))),
-    "drop": Roles(drop=Interval(upper_R=torch.linspace(-1.0, 1.2, 12))),
-}
-
-
-@pytest.mark.parametrize("roles", ROLES)
-@pytest.mark.parametrize("action", ["eliminate", "reweight"])
-@pytest.mark.parametrize("min_negatives", [1, 4])
-def test_rows_weighed_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch, roles: str, action: str, min_negatives: int) -> None:
-    """Among them are rows in which all candidates are kin, so that some are kept."""
-    sim_RC, negatives_R = similarities(12, 20), torch.full((12,), 19.0)
-    policy = Policy(action, 0.25, min_negatives, attracted_stay=True)  # type: ignore[arg-type]
-    whole = weigh(sim_RC.clone(), negatives_R, ROLES[roles], policy, 0.2)
-    monkeypatch.setattr(kinship, "_CACHED", 50)
-    split = weigh(sim_RC.clone(), negatives_R, ROLES[roles], policy, 0.2)
-    for place, name in ((0, "share_RC"), (0, "norm_R"), (0, "lse_R"), (1, "flagged_R"), (1, "weight_R")):
-        one, other = getattr(whole[place], name), getattr(split[place], name)
-        assert (one is None) == (other is None), name
-        if one is not None:
-            torch.testing.assert_close(other, one, msg=name)
-    if action == "eliminate" and "kin" in roles:
-        assert whole[1].weight_R is not None
-        assert float(whole[1].weight_R.min()) >= min(min_negatives, 1)
-        cut_R, split_R = (torch.full((12,), -math.inf) if each[1].cut_R is None else each[1].cut_R for each in (whole, split))
-        torch.testing.assert_close(split_R, cut_R)
-
-
-DETECTORS: dict[str, Detector] = {
-    "glofnd": GloFND(N, alpha=0.1),
-    "glofnd, quantile": GloFND(N, alpha=0.1, init="quantile"),
-    "fnc": FNC(fraction=0.1),
-    "ring": Ring(0.3, 0.8),
-}
-
-
-@pytest.mark.parametrize("detector", DETECTORS)
-def test_a_loss_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch, detector: str) -> None:
-    for make in (lambda found: NTXent(0.1, detector=found), lambda found: SogCLR(N, 0.1, detector=found)):
-        outcomes = []
-        for cached in (1 << 19, 100):
-            monkeypatch.setattr(kinship, "_CACHED", cached)
-            loss_fn = make(copy.deepcopy(DETECTORS[detector]))
-            for step in range(3):
-                g = torch.Generator().manual_seed(step)
-                one, other = torch.randn(2, 16, D, generator=g)
-                loss = loss_fn(one.requires_grad_(), other, torch.randperm(N, generator=g)[:16])
-            outcomes.append((loss, *torch.autograd.grad(loss, one), *loss_fn.state_dict().values()))
-        for whole, split in zip(*outcomes, strict=True):
-            torch.testing.assert_close(split, whole, equal_nan=True)  # a schedule that has not begun is NaN
-
-
-def test_mean_and_spread_are_those_of_all_candidates_where_few_are_read() -> None:
-    """Candidates of a bank may stand class by class."""
+@pytest.mark.parametrize("min_negatives", [1, 3])
+@pytest.mark.parametrize("make", [lambda **given: NTXentLoss(**given), lambda **given: SogCLRLoss(num_samples=12, **given)])
+def test_the_order_of_candidates_does_not_decide_which_negatives_are_kept(
+    make: type[NTXentLoss], min_negatives: int, dtype: torch.dtype
+) -> None:
+    """All are kin, and most are copies of each other: their similarities tie up to rounding."""
     g = torch.Generator().manual_seed(0)
-    class_C = torch.arange(20_000) // 200
-    sim_bM = 0.3 * torch.randn(6, 100, generator=g)[:, class_C] + 0.1 * torch.randn(6, 20_000, generator=g)
-    found_2b = thresholds.moments(sim_bM, torch.full((6,), 20_000.0))
-    mean_b = sim_bM.mean(1)
-    torch.testing.assert_close(found_2b[0], mean_b, atol=0.02, rtol=0)  # runs of 512 are 0.07 off
-    torch.testing.assert_close(found_2b[1], (sim_bM - mean_b.unsqueeze(1)).relu().mean(1), atol=0, rtol=0.05)
+    z = torch.randn(2, 12, 5, generator=g, dtype=torch.float64)
+    z[:, 3:] = z[:, 3:4]
+    order = torch.randperm(12, generator=g)
+    found = []
+    for ids in (torch.arange(12), order):
+        views = z[:, ids].to(dtype).requires_grad_()
+        loss_fn = make(temperature=0.2, detector=Scripted(everybody), min_negatives=min_negatives, block_rows=10)
+        loss = loss_fn(views[0], views[1], ids)
+        (gradient,) = torch.autograd.grad(loss, views)
+        found.append((loss, gradient[:, ids.argsort()], loss_fn.stats.counts()))
+    torch.testing.assert_close(found[0][:2], found[1][:2])
+    assert torch.equal(found[0][2], found[1][2])
 
 
-def test_means_and_counts_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim_bM, n_b, level_b = similarities(9, 40), torch.full((9,), 39.0), torch.linspace(-0.5, 0.5, 9)
-    whole = thresholds.moments(sim_bM, n_b), thresholds.above(sim_bM, n_b, level_b)
-    monkeypatch.setattr(kinship, "_CACHED", 100)
-    for one, other in zip(whole, (thresholds.moments(sim_bM, n_b), thresholds.above(sim_bM, n_b, level_b)), strict=True):
-        torch.testing.assert_close(other, one)
+def test_a_row_short_of_negatives_is_given_back_its_least_similar() -> None:
+    """All others are kin of anchor 0, and none of anchor 1: only the rows of anchor 0 change."""
+    z = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(lambda row, col: Kin((row == 0) & (col >= 0))), min_negatives=3)
+    loss_fn(z[0], z[1])
+    assert int(loss_fn.stats.flagged) == 2 * (8 - 3)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("min_negatives", [1, 4])
+@pytest.mark.parametrize(("low", "high"), [(-0.2, 0.4), (None, 0.1), (-0.2, 2.0), (0.9, 0.95), (-2.0, -0.9), (0.2, None)])
+def test_kin_above_a_level_and_ignored_below_another(action: Action, min_negatives: int, low: float | None, high: float | None) -> None:
+    """Also where the levels leave rows with too few negatives, or with none."""
+    z = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Levels(Detector):
+        def find(self, block: Block) -> Kin:
+            return Kin(
+                None if high is None else above(block, block.sim_RC.new_full((len(block.sim_RC),), high)),
+                None if low is None else block.sim_RC < low,
+            )
+
+    found = []
+    for block_rows in (None, 6):
+        x = z.clone().requires_grad_()
+        loss_fn = NTXentLoss(temperature=0.2, detector=Levels(), action=action, min_negatives=min_negatives, block_rows=block_rows)
+        loss = loss_fn(x[0], x[1])
+        (gradient,) = torch.autograd.grad(loss, x)
+        found.append((loss, gradient, loss_fn.stats.counts()))
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0][0].isfinite()
+    unit = torch.nn.functional.normalize(torch.stack((z[0], z[1]), 1).flatten(0, 1), dim=1)
+    sim, losses, flagged = unit @ unit.T, [], 0
+    for i in range(18):
+        others = [j for j in range(18) if j // 2 != i // 2]
+        similarity = [float(sim[i, j]) for j in others]
+        out = [low is not None and s < low for s in similarity]
+        degree = [(0.5 if action == "reweight" else 1.0) * (high is not None and s > high) for s in similarity]
+        row = weights.row(similarity, out, degree, action, min_negatives)
+        own = sim[i, i ^ 1]
+        total = torch.exp(own / 0.2) + sum(w * torch.exp(sim[i, j] / 0.2) for w, j in zip(row.w, others, strict=True))
+        pull = (own + sum(y * sim[i, j] for y, j in zip(row.y, others, strict=True))) / (1 + sum(row.y))
+        losses.append(total.log() - pull / 0.2)
+        flagged += sum(row.kin)
+    torch.testing.assert_close(found[0][0].detach(), torch.stack(losses).mean())
+    assert int(found[0][2][1]) == flagged
+
+
+def test_degrees_above_a_level() -> None:
+    """(s − level) / (1 − level), per row or per sample, and 0 for the anchor's sample."""
+    block = random_block(0, [4, 7, 9], dtype=torch.float64)
+    level_b = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
+    graded = Block(**{**vars(block), "degrees": True})
+    for level in (level_b, level_b.repeat_interleave(2)):
+        degree = above(graded, level)
+        assert torch.equal(degree > 0, above(block, level))
+        for i in range(6):
+            for j in range(6):
+                s, low = float(block.sim_RC[i, j]), float(level_b[i // 2])
+                expected = (s - low) / (1 - low) if i // 2 != j // 2 and s > low else 0.0
+                assert float(degree[i, j]) == pytest.approx(expected, abs=1e-12)
+    assert not above(block, torch.full((3,), -torch.inf, dtype=torch.float64)).diagonal().any(), "never the own"
+
+
+def test_equal_keys_are_kin_and_negative_keys_are_none() -> None:
+    found = same_key(torch.tensor([0, 1, -1]), torch.tensor([1, 0, -1, 0]))
+    assert found.int().tolist() == [[0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_kin_by_keys_or_by_a_list_are_kin_as_a_mask(action: Action) -> None:
+    def listed(row: Tensor, col: Tensor) -> Kin:
+        kin = torch.zeros(len(row), 9, dtype=torch.bool)
+        for i, sample in enumerate(row[:, 0].tolist()):
+            kin[i, [j for j in range(9) if j % 3 == sample % 3]] = True
+        return Kin(kin[:, col[0]])
+
+    z = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
+    says = (same_class(3), listed, lambda row, col: Kin(same_key(row[:, 0] % 3, col[0] % 3)))
+    masked, *others = (NTXentLoss(temperature=0.2, detector=Scripted(say), action=action) for say in says)
+    for other in others:
+        assert torch.equal(masked(z[0], z[1]), other(z[0], z[1]))
+        assert torch.equal(masked.stats.counts(), other.stats.counts())
+
+
+def test_wrong_answers_of_a_detector_are_refused() -> None:
+    block = random_block(0, [4, 7, 9])
+    with pytest.raises(TypeError, match="`find` must return a `Kin`, or a tuple of them"):
+        check_answer(torch.zeros(6, 6), block)
+    with pytest.raises(ValueError, match=r"`degree` of `Kin` .* shape"):
+        check_answer(Kin(torch.zeros(3, 6)), block)
+    with pytest.raises(ValueError, match=r"`ignore` of `Kin` .* shape"):
+        check_answer((Kin(), Kin(ignore=torch.zeros(6, 3, dtype=torch.bool))), block)
+    with pytest.raises(ValueError, match=r"the update 'threshold' .* must have 3"):
+        check_answer(Kin(update={"threshold": torch.zeros(6)}), block)

@@ -1,22 +1,14 @@
+"""Anchors, candidates and positives: their order, their keys, and wrong shapes."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kinfolk.pairs import Pairs, own_columns, two_views
-
-
-@given(rows=st.lists(st.integers(0, 5), max_size=12), candidates=st.lists(st.integers(0, 5), max_size=12))
-def test_own_columns_are_all_equal_keys(rows: list[int], candidates: list[int]) -> None:
-    column_BK, count_B = own_columns(torch.tensor(rows, dtype=torch.int64), torch.tensor(candidates, dtype=torch.int64))
-    assert count_B.tolist() == [candidates.count(key) for key in rows]
-    assert column_BK.shape == (len(rows), max(count_B.tolist(), default=0))
-    for key, columns in zip(rows, column_BK.tolist(), strict=True):
-        assert set(columns) == {j for j, other in enumerate(candidates) if other == key} or key not in candidates
+from kinfolk.objectives import NTXentLoss
+from kinfolk.pairs import Pairs, two_views
 
 
 def test_two_views_are_sample_major() -> None:
@@ -55,4 +47,33 @@ def test_wrong_shapes_are_named(change: dict[str, torch.Tensor], words: str) -> 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
 def test_nothing_to_compare_is_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="neither of them 0"):
-        two_views(torch.randn(shape), torch.randn(shape))
+        two_views(torch.randn(shape), torch.randn(shape), torch.arange(shape[0]))
+
+
+def test_a_candidate_with_the_key_of_the_anchor_is_never_its_negative() -> None:
+    """Keys are the ids, or the groups if there are any; each key of the anchor several times or not at all."""
+    g = torch.Generator().manual_seed(0)
+    anchors, queue = torch.randn(6, 4, generator=g), torch.randn(12, 4, generator=g)
+    ids, queue_ids = torch.tensor([1, 4, 1]), torch.randint(0, 6, (12,), generator=g)
+    groups, queue_groups = torch.tensor([3, 0, 3]), torch.randint(0, 5, (12,), generator=g)
+    for keys, others, given in (
+        (ids, queue_ids, {}),
+        (groups, queue_groups, {"groups": groups, "candidate_groups": queue_groups}),
+    ):
+        loss_fn = NTXentLoss(temperature=0.3, block_rows=2)
+        loss = loss_fn.on(Pairs(anchors, queue, anchors.unsqueeze(1), ids, queue_ids, num_views=2, **given))  # type: ignore[arg-type]
+        unit, number = [torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue)], 0
+        rows = []
+        for i in range(6):
+            kept = [j for j in range(12) if others[j] != keys[i // 2]]
+            number += len(kept)
+            logits = torch.cat((torch.ones(1), unit[1][kept] @ unit[0][i])) / 0.3
+            rows.append(logits.logsumexp(0) - logits[0])
+        torch.testing.assert_close(loss, torch.stack(rows).mean())
+        assert int(loss_fn.stats.negatives) == number
+
+
+@pytest.mark.parametrize("ids", [[0, 1], torch.tensor([0.0, 1.0]), torch.tensor([True, False])])
+def test_ids_are_integer_tensors(ids: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"`ids` \(=.*\) must be an integer tensor"):
+        two_views(torch.ones(2, 3), torch.ones(2, 3), ids)

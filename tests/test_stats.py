@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from kinfolk.objectives import NTXent, RelativeContrast
+from kinfolk.objectives import NTXentLoss, RelativeContrastLoss
 from kinfolk.pairs import Pairs
 from kinfolk.stats import UNIT, Stats
-from tests.scripted import Scripted, same_class
+from tests.scripted import Scripted, everybody, same_class
 
 
 def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
@@ -32,7 +32,7 @@ def slow_counts(labels: list[int], num_classes: int) -> dict[str, int]:
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0, 2, 1], [0, -1, 1, 1, -1, 0, 0], [-1] * 7])
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_counts_equal_a_slow_count(labels: list[int], block_rows: int | None) -> None:
-    loss_fn = NTXent(0.2, detector=Scripted(same_class(2)), block_rows=block_rows)
+    loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(same_class(2)), block_rows=block_rows)
     loss_fn.set_eval_labels(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
@@ -59,7 +59,7 @@ def slow_anchors(labels: list[int], num_classes: int) -> tuple[float, float]:
 @pytest.mark.parametrize("block_rows", [None, 4])
 def test_rates_of_the_anchors_equal_the_released_definition(labels: list[int], num_classes: int, block_rows: int | None) -> None:
     """With five groups of seven ids, some anchors have nothing flagged; the labels leave some without false negatives."""
-    loss_fn = NTXent(0.2, detector=Scripted(same_class(num_classes)), block_rows=block_rows)
+    loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(same_class(num_classes)), block_rows=block_rows)
     loss_fn.set_eval_labels(torch.tensor(labels))
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(7))
@@ -79,7 +79,7 @@ def test_the_harmonic_mean_of_the_means_is_the_papers_f1() -> None:
 
 def test_rates_of_the_anchors_before_anything_is_flagged() -> None:
     """Every anchor would have precision 1; there is none to speak of."""
-    loss_fn = NTXent(0.2)
+    loss_fn = NTXentLoss(temperature=0.2)
     loss_fn.set_eval_labels(torch.tensor([0, 0, 1, 1]))
     z = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
     loss_fn(z[0], z[1], torch.arange(4))
@@ -124,7 +124,7 @@ def test_similarities_equal_slow_ones(labels: list[int]) -> None:
     g = torch.Generator().manual_seed(0)
     anchors, positives, queue = (torch.randn(*shape, 4, generator=g).double() for shape in ((10,), (10, 3), (11,)))
     pairs = Pairs(anchors, queue, positives, torch.tensor([1, 2, 3, 7, 5]), torch.arange(11) % 8, num_views=2)
-    loss_fn = NTXent(0.2)
+    loss_fn = NTXentLoss(temperature=0.2)
     loss_fn.set_eval_labels(torch.tensor(labels))
     loss_fn.on(pairs)
     tp, fn = slow_similarities(pairs, labels)
@@ -136,7 +136,7 @@ def test_similarities_equal_slow_ones(labels: list[int]) -> None:
 def test_of_keys_with_degrees_the_other_view_s_alone_counts() -> None:
     z = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
     degree = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, -1.0]] * 2)
-    loss_fn = RelativeContrast(0.2)
+    loss_fn = RelativeContrastLoss(temperature=0.2)
     loss_fn.on(Pairs(z[0], z[1], torch.stack((z[1], z[2]), 1), torch.arange(6), torch.arange(6), degree=degree))
     assert int(loss_fn.stats.positives) == 6
     assert loss_fn.stats.tp_similarity == pytest.approx(torch.cosine_similarity(z[0], z[1]).mean().item(), abs=1e-5)
@@ -144,7 +144,7 @@ def test_of_keys_with_degrees_the_other_view_s_alone_counts() -> None:
 
 def test_similarities_of_two_views_and_without_labels() -> None:
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
-    loss_fn = NTXent(0.2, block_rows=4)
+    loss_fn = NTXentLoss(temperature=0.2, block_rows=4)
     loss_fn(z[0], z[1])
     expected = torch.nn.functional.cosine_similarity(z[0], z[1]).mean().item()
     assert loss_fn.stats.tp_similarity == pytest.approx(expected, abs=1e-5)
@@ -163,9 +163,33 @@ def test_similarities_of_two_views_and_without_labels() -> None:
     assert halves.fn_similarity == whole.fn_similarity, "sums are whole numbers"
 
 
+@pytest.mark.parametrize("block_rows", [None, 4])
+def test_levels_of_a_detector_add_up_and_positives_count_once(block_rows: int | None) -> None:
+    z, labels = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 1, 1, 0, -1, 1])
+    found = []
+    for classes in ((2,), (3,), (2, 3)):
+        loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(*map(same_class, classes)), block_rows=block_rows)
+        loss_fn.set_eval_labels(labels)
+        loss_fn(z[0], z[1], torch.arange(7))
+        found.append(loss_fn.stats)
+    one, two, both = found
+    expected = (one + two).counts()
+    expected[8:10] = one.counts()[8:10]
+    assert torch.equal(both.counts(), expected)
+    assert int(both.positives) == 14
+
+
+def test_what_stays_a_negative_for_want_of_others_is_not_flagged() -> None:
+    z = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    for action, kept in (("eliminate", 3), ("reweight", 0), ("attract", 0)):
+        loss_fn = NTXentLoss(temperature=0.2, detector=Scripted(everybody), action=action, min_negatives=3)  # type: ignore[arg-type]
+        loss_fn(z[0], z[1])
+        assert int(loss_fn.stats.flagged) == 10 * (8 - kept), action
+
+
 def test_labels_never_touch_the_loss() -> None:
     z = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
-    plain, watched = (NTXent(0.2, detector=Scripted(same_class(2))) for _ in range(2))
+    plain, watched = (NTXentLoss(temperature=0.2, detector=Scripted(same_class(2))) for _ in range(2))
     watched.set_eval_labels(torch.arange(7))
     assert torch.equal(plain(z[0], z[1]), watched(z[0], z[1], torch.arange(7)))
     assert "labels" not in watched.state_dict()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kinfolk.detectors import IFND as IFND
     from kinfolk.detectors import Cave as Cave
     from kinfolk.detectors import Components as Components
+    from kinfolk.detectors import Detector as Detector
     from kinfolk.detectors import GloFND as GloFND
     from kinfolk.detectors import Graded as Graded
     from kinfolk.detectors import Guide as Guide
@@ -24,18 +25,24 @@ if TYPE_CHECKING:
     from kinfolk.detectors import Known as Known
     from kinfolk.detectors import Neighbours as Neighbours
     from kinfolk.detectors import Oracle as Oracle
+    from kinfolk.detectors import PositiveMargin as PositiveMargin
     from kinfolk.detectors import Ring as Ring
     from kinfolk.detectors import StartAt as StartAt
+    from kinfolk.detectors import StopAt as StopAt
     from kinfolk.detectors import Teacher as Teacher
+    from kinfolk.detectors import Union as Union
     from kinfolk.exporting import export as export
-    from kinfolk.objectives import BimodalSogCLR as BimodalSogCLR
+    from kinfolk.kinship import Kin as Kin
+    from kinfolk.objectives import BimodalSogCLRLoss as BimodalSogCLRLoss
     from kinfolk.objectives import CLIPLoss as CLIPLoss
-    from kinfolk.objectives import FastCLIP as FastCLIP
-    from kinfolk.objectives import LocalAggregation as LocalAggregation
-    from kinfolk.objectives import NTXent as NTXent
-    from kinfolk.objectives import RelativeContrast as RelativeContrast
+    from kinfolk.objectives import FastCLIPLoss as FastCLIPLoss
+    from kinfolk.objectives import LocalAggregationLoss as LocalAggregationLoss
+    from kinfolk.objectives import NTXentLoss as NTXentLoss
+    from kinfolk.objectives import RelativeContrastLoss as RelativeContrastLoss
     from kinfolk.objectives import SigLIPLoss as SigLIPLoss
-    from kinfolk.objectives import SogCLR as SogCLR
+    from kinfolk.objectives import SogCLRLoss as SogCLRLoss
+    from kinfolk.objectives import group_ids_of as group_ids_of
+    from kinfolk.pairs import Block as Block
     from kinfolk.pairs import Pairs as Pairs
     from kinfolk.plugins import register_detector as register_detector
     from kinfolk.plugins import register_framework as register_framework
@@ -46,36 +53,43 @@ __version__ = "0.1.0"
 
 # Names are imported on first access: the losses need only torch, `train` also needs Lightning, and `kinfolk --help` needs neither.
 _MODULE_OF = {
-    "BimodalSogCLR": "kinfolk.objectives",
+    "BimodalSogCLRLoss": "kinfolk.objectives",
+    "Block": "kinfolk.pairs",
     "CLIPLoss": "kinfolk.objectives",
     "Cave": "kinfolk.detectors",
     "Components": "kinfolk.detectors",
+    "Detector": "kinfolk.detectors",
     "FNC": "kinfolk.detectors",
-    "FastCLIP": "kinfolk.objectives",
+    "FastCLIPLoss": "kinfolk.objectives",
     "GloFND": "kinfolk.detectors",
     "Graded": "kinfolk.detectors",
     "Guide": "kinfolk.detectors",
     "Hierarchy": "kinfolk.detectors",
     "IFND": "kinfolk.detectors",
+    "Kin": "kinfolk.kinship",
     "Known": "kinfolk.detectors",
-    "LocalAggregation": "kinfolk.objectives",
-    "NTXent": "kinfolk.objectives",
+    "LocalAggregationLoss": "kinfolk.objectives",
+    "NTXentLoss": "kinfolk.objectives",
     "Neighbours": "kinfolk.detectors",
     "Oracle": "kinfolk.detectors",
     "Pairs": "kinfolk.pairs",
     "PatchFeatures": "kinfolk.clustering",
-    "RelativeContrast": "kinfolk.objectives",
+    "PositiveMargin": "kinfolk.detectors",
+    "RelativeContrastLoss": "kinfolk.objectives",
     "Ring": "kinfolk.detectors",
     "SigLIPLoss": "kinfolk.objectives",
-    "SogCLR": "kinfolk.objectives",
+    "SogCLRLoss": "kinfolk.objectives",
     "StartAt": "kinfolk.detectors",
     "Stats": "kinfolk.stats",
+    "StopAt": "kinfolk.detectors",
     "Teacher": "kinfolk.detectors",
+    "Union": "kinfolk.detectors",
     "audit": "kinfolk.auditing",
     "compare": "kinfolk.comparing",
     "embed": "kinfolk.api",
     "evaluate": "kinfolk.api",
     "export": "kinfolk.exporting",
+    "group_ids_of": "kinfolk.objectives",
     "load": "kinfolk.api",
     "register_detector": "kinfolk.plugins",
     "register_framework": "kinfolk.plugins",
@@ -87,8 +101,14 @@ __all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if not name[:1].isupper() and name not in _MODULE_OF:
         raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
+    if name not in _MODULE_OF:  # a detector that only its own file registers
+        detectors = importlib.import_module("kinfolk.detectors").DETECTORS
+        value = next((kind for kind in detectors.values() if kind.__name__ == name), None)
+        if value is None:
+            raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
+        return value
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

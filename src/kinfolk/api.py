@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from kinfolk.data.decode import decode, squash
+from kinfolk.data.prepare import cached_size
 from kinfolk.embedding import require_labels, take_parts
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.evaluation import protocols
 from kinfolk.report import write_report
 from kinfolk.training.config import parse_settings
-from kinfolk.training.load_run import OpenedRun, open_run, restore
+from kinfolk.training.load_run import OpenedRun, measure_kin, open_run
 from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.train import train as train_run
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy.typing as npt
     from numpy.typing import NDArray
 
     from kinfolk.data.images import ImageData
     from kinfolk.detectors.base import Detector
     from kinfolk.training.train import Data
+
+    Pixels = Tensor | NDArray[np.uint8] | Image.Image
 
 PROTOCOLS = ("knn", "linear", "clusters", "kin")
 
@@ -47,6 +54,7 @@ def train(
     lr: float | None = None,
     image_size: int | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
+    labels: npt.ArrayLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -55,7 +63,8 @@ def train(
     """Trains an encoder on images and writes a run folder with the encoder, metrics, checkpoints and a report.
 
     Args:
-        data: a folder, array file, table, archive, "digits", an array of images (N, H, W, 3), or a map-style `Dataset`.
+        data: a folder, array file, table, archive, "digits", an array of images (N, H, W, 3), two
+            arrays (images, labels), or a map-style `Dataset`.
         out: the run folder; must be new or empty unless `resume` or `overwrite`.
         method: `framework[+detector[:variant][:action]]`, e.g. "sogclr+glofnd"; by default "simclr".
         epochs, batch_size, seed: settings of the training; `batch_size` is the total over all devices.
@@ -69,6 +78,7 @@ def train(
         lr: learning rate before scaling.
         image_size: side of the views in pixels.
         settings: any other key of the configuration: `{"optimizer.momentum": 0.8}` or `["optimizer.momentum=0.8"]`.
+        labels: classes (N,) of an array of images, to measure with; as in `data=(images, labels)`.
         resume: continues the run in `out` exactly from its last checkpoint, or starts it if there is none. Settings that are not given
             are those of the run; given ones must agree with it. A larger `epochs` extends the run.
         overwrite: replaces the run in `out`. Files that no run wrote are kept.
@@ -85,6 +95,10 @@ def train(
                 "`detector=kf.Guide(features, alpha=0.01)`"
             )
         settings = {"detector.features": os.fspath(guide), **parse_settings(settings)}
+    if labels is not None:
+        if data is None or isinstance(data, str | os.PathLike | tuple):
+            raise UsageError("`labels` belong to an array of images; give `data` as one, or leave them out for a source that has its own")
+        data = (data, labels)  # type: ignore[assignment]
     run = train_run(
         data,
         out,
@@ -112,12 +126,14 @@ class Encoder(nn.Module):
     """The encoder of a run with its preprocessing, as `kf.load` returns it.
 
     The call takes preprocessed images (B, 3, H, W) and returns features (B, F), like any encoder. `preprocess` makes such images of
-    pixels.
+    pixels or of Pillow images.
     """
 
     def __init__(self, run: OpenedRun) -> None:
         super().__init__()
         self.run, self.encoder, self.views = run, run.encoder(), run.views()
+        self.image_size = run.config.data.image_size or self.views.size
+        self.keeps_size = _is_array(run.config.data.source)
         self.output_size = int(self.encoder.output_size)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -125,16 +141,44 @@ class Encoder(nn.Module):
         features: Tensor = self.encoder(images)
         return features
 
-    def preprocess(self, pixels: Tensor | NDArray[np.uint8]) -> Tensor:
-        """(B, 3, H, W) resized and normalised images of uint8 pixels (B, H, W, 3) or (H, W, 3)."""
-        given = torch.as_tensor(pixels)
-        if given.dtype != torch.uint8 or given.ndim not in (3, 4) or given.shape[-1] != 3:
-            raise UsageError(f"`pixels` (={given.dtype}, shape {tuple(given.shape)}) must be uint8 of the shape (B, H, W, 3)")
-        given = given if given.ndim == 4 else given.unsqueeze(0)
-        aspect = torch.full((len(given),), given.shape[2] / given.shape[1])
-        square = min(given.shape[1], given.shape[2])
-        top, left = (given.shape[1] - square) // 2, (given.shape[2] - square) // 2
-        return self.views.evaluate(given[:, top : top + square, left : left + square], torch.ones_like(aspect))
+    def preprocess(self, pixels: Pixels | Sequence[Pixels]) -> Tensor:
+        """(B, 3, S, S) resized and normalised images, as `kf.embed` and `kinfolk embed` prepare
+        them.
+
+        Args:
+            pixels: uint8 pixels (H, W, 3) or (B, H, W, 3) as an array or a tensor, a Pillow image,
+                or a sequence of these, whose sizes may differ. Pillow images are turned by their
+                EXIF tag.
+        """
+        if isinstance(pixels, Sequence):
+            if not pixels:
+                raise UsageError("`pixels` is empty; give at least one image")
+            return torch.cat([self._prepare(each) for each in pixels])
+        return self._prepare(pixels)
+
+    def _prepare(self, pixels: Pixels) -> Tensor:
+        device = pixels.device if isinstance(pixels, Tensor) else torch.device("cpu")
+        if isinstance(pixels, Image.Image):
+            squashed = [squash(pixels, self.image_size, self.image_size)]
+        else:
+            given = pixels.cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
+            if given.dtype != np.uint8 or given.ndim not in (3, 4) or given.shape[-1] != 3:
+                raise UsageError(
+                    f"`pixels` (={pixels.dtype}, shape {given.shape}) must be uint8 of the shape (B, H, W, 3), or Pillow images"
+                )
+            given = given if given.ndim == 4 else given[None]
+            native = (int(given.shape[1]), int(given.shape[2])) if self.keeps_size else None
+            size = cached_size(native, self.image_size)
+            squashed = [decode(each, *size, pixel_cap=sys.maxsize) for each in given]
+        batch = torch.from_numpy(np.stack([each.pixels for each in squashed])).to(device)
+        aspect = torch.tensor([each.width / each.height for each in squashed], device=device)
+        return self.views.evaluate(batch, aspect)
+
+
+def _is_array(source: str | None) -> bool:
+    """Whether the images of a run are arrays, which keep their size if it is small."""
+    files = (".npz", ".npy", ".tar.gz", ".tgz")
+    return source is None or source == "digits" or source.lower().endswith(files)
 
 
 def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> Encoder:
@@ -164,6 +208,7 @@ def evaluate(
     k: int = 20,
     temperature: float = 0.1,
     seed: int = 0,
+    labels_from_folders: bool | None = None,
     model: nn.Module | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -175,14 +220,16 @@ def evaluate(
         protocol: "knn", "linear", "clusters", or "kin" for the false negatives that the method flags. `kinfolk eval` has more.
         k, temperature: of the nearest-neighbour classifier.
         seed: of classifiers and subsets.
+        labels_from_folders: whether the sub-folders of a folder are the classes. None: they are if
+            the folder has no other labels.
         model: as in `load`.
     """
     if protocol not in PROTOCOLS:
         raise UsageError(f"unknown protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)} (there are: {', '.join(PROTOCOLS)})")
     opened = open_run(_folder(run), model)
-    images = _images(opened, data, progress)
+    images = _labelled_images(opened, data, labels_from_folders, progress)
     if protocol == "kin":
-        return protocols.run_kin(restore(opened.path, opened.config, images), images, opened.views(), seed, progress=progress)
+        return measure_kin(opened, images, seed, progress=progress)
     require_labels(images.samples.labels)
     parts = take_parts(images, opened.features(images, progress=progress))
     if protocol == "knn":
@@ -194,9 +241,26 @@ def _folder(run: str | os.PathLike[str] | Run) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
 
 
+def _labelled_images(opened: OpenedRun, data: Data | None, labels_from_folders: bool | None, progress: bool) -> ImageData:
+    """As `_images`, with the sub-folders of a folder as classes where they are asked for, or where
+    there are no other labels."""
+    if data is None:
+        return opened.data(None, labels_from_folders=labels_from_folders is True, progress=progress)
+    path = os.fspath(data) if isinstance(data, str | os.PathLike) else None
+    if labels_from_folders and path is None:
+        raise UsageError(f"`labels_from_folders` needs a folder, not {type(data).__name__}")
+    if path is not None and labels_from_folders is not False and os.path.isdir(path):
+        try:
+            return opened.data(path, labels_from_folders=True, progress=progress)
+        except UsageError:  # a folder of shards or tables, or without sub-folders
+            if labels_from_folders:
+                raise
+    return _images(opened, data, progress)
+
+
 def _images(opened: OpenedRun, data: Data | None, progress: bool) -> ImageData:
     """The data of the run, or other data in any form that `train` takes, at the resolution of the run."""
-    if data is None or isinstance(data, str | Path):
-        return opened.data(None if data is None else str(data), progress=progress)
+    if data is None or isinstance(data, str | os.PathLike):
+        return opened.data(None if data is None else os.fspath(data), progress=progress)
     config = opened.config.with_settings({"data.hierarchy": None, "data.depth": None, "data.streaming": False})
     return read_data(open_data(data, config), config, Run(opened.path), several=False, progress=progress)

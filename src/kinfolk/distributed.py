@@ -12,7 +12,7 @@ Every tensor that is communicated is on the device of its caller's data: NCCL ta
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,7 +56,7 @@ def batch_sizes(local: int, device: torch.device) -> list[int]:
     if _equal_batches:
         return [local] * world_size()
     sizes = torch.empty(world_size(), dtype=torch.int64, device=device)
-    dist.all_gather(list(sizes.unsqueeze(1)), torch.full((1,), local, dtype=torch.int64, device=device))
+    _all_gather(sizes, torch.full((1,), local, dtype=torch.int64, device=device))
     found: list[int] = sizes.tolist()
     return found
 
@@ -76,6 +76,39 @@ def threads_of_waiting_ranks() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _all_gather(gathered: Tensor, own: Tensor) -> None:
+    """Fills `gathered`, (W·n,), with the (n,) entries of all W ranks, in the order of ranks."""
+    try:
+        _collective("all_gather_single", "all_gather_into_tensor")(gathered, own)
+    except RuntimeError as error:
+        _require_unsupported(error)
+        dist.all_gather(list(gathered.view(-1, len(own))), own)
+
+
+def _reduce_scatter(own: Tensor, whole: Tensor) -> None:
+    """Fills `own` with this rank's part, of W equal ones, of the sum of `whole` over the W ranks."""
+    try:
+        _collective("reduce_scatter_single", "reduce_scatter_tensor")(own, whole)
+    except RuntimeError as error:
+        _require_unsupported(error)
+        total = whole.clone()
+        dist.all_reduce(total)
+        own.copy_(total.view(world_size(), *own.shape)[dist.get_rank()])
+
+
+def _collective(name: str, before: str) -> Callable[[Tensor, Tensor], object]:
+    """The collective of this name, or as it was called before torch 2.13."""
+    found: Callable[[Tensor, Tensor], object] = getattr(dist, name, None) or getattr(dist, before)
+    return found
+
+
+def _require_unsupported(error: RuntimeError) -> None:
+    """Raises the error again, unless the backend lacks the collective, as gloo of torch 2.4 does. It
+    says so on all ranks before it sends anything, so that all of them can use another one."""
+    if "not support" not in str(error):
+        raise error
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
@@ -104,18 +137,19 @@ def gather_together(tensors: Sequence[Tensor], sizes: list[int]) -> list[Tensor]
         start += len(piece) + padding
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     message_WB, found, same = packed.new_empty(world, start), list[Tensor](), min(sizes) == longest
-    dist.all_gather(list(message_WB), packed)
+    _all_gather(message_WB.view(-1), packed)
     for tensor, (each, first, length) in zip(tensors, layout, strict=True):
         rows = message_WB[:, first : first + length].view(tensor.dtype).reshape(world, each * longest, *tensor.shape[1:])
         found.append(rows.flatten(0, 1) if same else torch.cat([part[: each * size] for part, size in zip(rows, sizes, strict=True)]))
     return found
 
 
-def joined(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without gradient; in one process, its own."""
+def joined(*tensors: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, ...]:
+    """The rows of all ranks of each of these tensors of one length, in the order of ranks, without gradient; in one process, its own.
+    `sizes`: rows on each rank, if they are known."""
     if world_size() == 1:
         return tuple(x.detach() for x in tensors)
-    return tuple(gather_together(tensors, batch_sizes(len(tensors[0]), tensors[0].device)))
+    return tuple(gather_together(tensors, sizes or batch_sizes(len(tensors[0]), tensors[0].device)))
 
 
 def gather_with_gradient(rows: Tensor, sizes: list[int], *others: Tensor) -> tuple[Tensor, ...]:
@@ -153,7 +187,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, sizes: list[int], rows: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         rank = dist.get_rank()
         each = len(rows) // sizes[rank] if sizes[rank] else 1
-        ctx.span, ctx.number = (each * sum(sizes[:rank]), each * sum(sizes[: rank + 1])), len(others)
+        ctx.rows, ctx.rank, ctx.number = [each * size for size in sizes], rank, len(others)
         gathered = gather_together((rows, *others), sizes)
         ctx.mark_non_differentiable(*gathered[1:])
         return tuple(gathered)
@@ -161,10 +195,13 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        grad = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(grad)  # not reduce_scatter: gloo has none
-        start, stop = ctx.span
-        return None, grad[start:stop], *(None for _ in range(ctx.number))
+        rows, longest = ctx.rows, max(ctx.rows)
+        if min(rows) < longest:  # the parts of a reduce-scatter are equally long
+            parts = [torch.cat((part, part.new_zeros(longest - len(part), *part.shape[1:]))) for part in torch.split(grad, rows)]
+            grad = torch.cat(parts)
+        own = grad.new_empty(longest, *grad.shape[1:])
+        _reduce_scatter(own, grad.contiguous())
+        return None, own[: rows[ctx.rank]], *(None for _ in range(ctx.number))
 
 
 class _Sum(torch.autograd.Function):

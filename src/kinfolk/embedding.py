@@ -285,7 +285,9 @@ def require_labels(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """The labels; raises if there are none."""
     if labels is None or not (labels >= 0).any():
         raise UsageError(
-            "the data has no labels to measure with; give labelled data, or --labels-from-folders if its folders are the classes"
+            "the data has no labels to measure with; give labelled data, or --labels-from-folders "
+            "if its "
+            "folders are the classes (`labels_from_folders=True` in Python)"
         )
     return labels
 

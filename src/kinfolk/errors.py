@@ -123,6 +123,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
+def install_hint(packages: str, extra: str | None = None) -> str:
+    """How to install optional packages, by the names they have on the package index. kinfolk
+    itself is on none, so its own extra is installed from a clone.
+
+    Example:
+        >>> install_hint("timm")
+        'install it with `pip install timm`'
+    """
+    own = "" if extra is None else f", or with `pip install '.[{extra}]'` in a clone of kinfolk"
+    return f"install it with `pip install {packages}`{own}"
+
+
 def did_you_mean(name: str, names: Iterable[str], limit: int = 3) -> str:
     """Returns the hint for an unknown name: "; did you mean A or B?" with the nearest of `names`, or "" if none is near.
 

@@ -40,13 +40,15 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; give another folder",
     errno.EACCES: "this user may not write there; give another folder",
     errno.EPERM: "this user may not write there; give another folder",
-    errno.ENOENT: "its folder was removed",
+    errno.ENOENT: "its folder was removed or renamed",
     errno.ENOTDIR: "its folder is not a folder any more",
     errno.EEXIST: "its folder is not a folder",
     errno.EISDIR: "there is a folder of that name; remove it",
     errno.EIO: "the disk reports an error",
 }
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+_NEW_PLACE = "resume it in its new place (--resume), or start it again"
 
 
 class DamagedFileError(KinfolkError):
@@ -96,6 +98,14 @@ def move_into_place(unfinished: Path, path: Path) -> None:
 def is_unfinished(name: str) -> bool:
     """Whether a file name is a temporary one that a killed process has left behind, by this version or an earlier one."""
     return UNFINISHED in name or name.endswith((".partial", ".part"))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes the temporary files of killed processes from a folder that no other process writes
+    to at this time."""
+    for entry in folder.glob(f"*{UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            entry.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -151,14 +161,24 @@ def explain_file_errors(folder: Path) -> Iterator[None]:
     """
     usual = threading.excepthook
 
+    place = os.path.abspath(folder)
+
+    def is_about_folder(error: object) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        name = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
+        return error.errno in _UNWRITABLE or (error.errno in _GONE and name.startswith(place))
+
     def hook(args: threading.ExceptHookArgs) -> None:
-        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _UNWRITABLE):
+        if not is_about_folder(args.exc_value):
             usual(args)
 
     threading.excepthook = hook
     try:
         yield
     except OSError as error:
+        if is_about_folder(error) and not os.path.isdir(place):
+            raise KinfolkError(f"{shown(str(folder))} was removed or renamed during the run; {_NEW_PLACE}") from error
         if error.errno in _REASONS and error.filename is not None:
             raise KinfolkError(why_failed(error)) from error
         if error.errno in _UNWRITABLE:

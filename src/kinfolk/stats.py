@@ -1,23 +1,20 @@
-"""How many negatives a detector flagged, how many of them are false negatives by the labels, and how similar positives and false negatives
-are: counts that add up over steps and ranks.
+"""Counts of a step that add up over steps and ranks: how many negatives were flagged, how many of
+them are false negatives by the labels, and how similar positives and false negatives are.
 
-Precision and recall are counted in two ways. Over pairs, every pair of an anchor and a negative counts once. Per anchor, each labelled
-sample has a precision and a recall of its own, over all its views, and the mean over the samples is taken (GloFND's released code, and
-so its Table 1): a sample with nothing flagged has precision 1, a sample without false negatives has recall 1. F1 is the harmonic mean of
-the two means, which is what the figures of Table 1 come to.
+Precision and recall are counted over pairs, and per anchor: each labelled sample has a precision and
+a recall over all its views, and their mean over samples is taken, as GloFND's released code does for
+its Table 1. F1 is the harmonic mean of the two means.
 
-Dimension key: A anchors, P own positives, C candidates, D embedding, K classes, N data set, R = b·V rows of a block, b samples, V views.
+Dimension key: P positives, C candidates, R = b·V rows of a block, b samples, V views.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from kinfolk.kinship import others
 from kinfolk.pairs import Block
 
 NAN = float("nan")
@@ -27,32 +24,20 @@ UNIT = 1 << 20
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and an own positive.
+    """Counts over pairs of an anchor and a negative, over anchors, and over pairs of an anchor and an own positive."""
 
-    Args:
-        negatives: pairs that could have been flagged.
-        flagged: pairs that were.
-        judged: flagged pairs with both labels known.
-        hits: judged pairs with equal labels.
-        kin: pairs of negatives with equal known labels, flagged or not.
-        anchors: labelled samples that were anchors, all views of a sample together; once for each level of a detector.
-        precision_sum, recall_sum: sums over them of their own precision (1 with nothing flagged) and recall (1 without false negatives).
-        positives, positive_sum: pairs of an anchor and an own positive, and the sum of their similarities.
-        alike, alike_sum: pairs of negatives with equal known labels, and the sum of their similarities.
-    """
-
-    negatives: Tensor
-    flagged: Tensor
-    judged: Tensor
-    hits: Tensor
-    kin: Tensor
-    anchors: Tensor
-    precision_sum: Tensor
-    recall_sum: Tensor
-    positives: Tensor
-    positive_sum: Tensor
-    alike: Tensor
-    alike_sum: Tensor
+    negatives: Tensor  # pairs that could have been flagged
+    flagged: Tensor  # pairs that were
+    judged: Tensor  # flagged pairs with both labels known
+    hits: Tensor  # judged pairs with equal labels
+    kin: Tensor  # pairs of negatives with equal known labels, flagged or not
+    anchors: Tensor  # labelled samples that were anchors, once for each level of a detector
+    precision_sum: Tensor  # sum of their precisions (1 with nothing flagged)
+    recall_sum: Tensor  # sum of their recalls (1 without false negatives)
+    positives: Tensor  # pairs of an anchor and a positive
+    positive_sum: Tensor  # sum of their similarities
+    alike: Tensor  # pairs of negatives with equal known labels
+    alike_sum: Tensor  # sum of their similarities
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> Stats:
@@ -69,6 +54,13 @@ class Stats:
 
     def __add__(self, other: Stats) -> Stats:
         return Stats.from_counts(self.counts() + other.counts().to(self.negatives.device))
+
+    def __str__(self) -> str:
+        """Such as "1.0 % of 65,024 negatives flagged, precision 0.79, recall 0.21"."""
+        rates = {"precision": self.precision, "recall": self.recall, "F1": self.f1}
+        known = "".join(f", {name} {rate:.2f}" for name, rate in rates.items() if rate == rate)
+        share = "no negatives" if not self.negatives else f"{self.share:.1%} of {int(self.negatives):,} negatives flagged"
+        return share + known
 
     @property
     def share(self) -> float:
@@ -129,85 +121,56 @@ class Stats:
         return _ratio(self.alike_sum, self.alike) / UNIT
 
 
-@dataclass(frozen=True)
-class Alike:
-    """What labels say of the pairs of a block.
+def count(block: Block, kin_RC: Tensor | None, labels: tuple[Tensor, Tensor] | None, positives: bool = True) -> Tensor:
+    """(12,) int64 counts of one level of a block, in the order of the fields of `Stats`.
 
     Args:
-        same_RC: 1 where two known labels are equal, 0 elsewhere and within a sample.
-        known_RC: 1 where both labels are known, 0 elsewhere and within a sample; None: all labels are known.
-        known_b: 1 where the label of the sample is known.
-        kin_b, similarity_b: the number of pairs with equal labels over all views of a sample, and the sum of their similarities.
+        kin_RC: (R, C) bool, the flagged candidates; None: none.
+        labels: (b,) of the samples and (C,) of the candidates, below 0 where unknown; None: none.
+        positives: whether the positives are counted: once for all levels.
     """
-
-    same_RC: Tensor
-    known_RC: Tensor | None
-    known_b: Tensor
-    kin_b: Tensor
-    similarity_b: Tensor
-
-
-@dataclass(frozen=True)
-class Labels:
-    """(N,) labels of all samples, below 0 where unknown; `complete`: whether all are known, which the host finds out once."""
-
-    of_N: Tensor
-    complete: bool
-
-    def alike(self, block: Block) -> Alike:
-        """What they say of the pairs of a block."""
-        label_b, label_C, dtype = self.of_N[block.ids], self.of_N[block.candidate_ids], block.sim_RC.dtype
-        same_b1C, other_RC = label_b.view(-1, 1, 1) == label_C, others(block.sim_RC)
-        by_view = (len(block.ids), block.num_views, -1)
-        known_RC = None
-        if self.complete:
-            known_b = torch.ones_like(block.num_negatives_b, dtype=dtype)
-        else:
-            known = label_b >= 0
-            known_b, known_b1C = known.to(dtype), known.view(-1, 1, 1) & (label_C >= 0)
-            same_b1C = same_b1C & known_b1C
-            known_RC = (other_RC.view(by_view) * known_b1C).view_as(block.sim_RC)
-        same_RC = (other_RC.view(by_view) * same_b1C).view_as(block.sim_RC)
-        sums = _per_sample(same_RC, len(block.ids)), _per_sample(block.sim_RC * same_RC, len(block.ids))
-        return Alike(same_RC, known_RC, known_b, *sums)
+    flagged_b, none = _per_sample(block, kin_RC), block.num_negatives_b.new_zeros((), dtype=torch.float64)
+    pos = (none, none)
+    if positives and block.pos_RP is not None:
+        pos = (none + block.pos_RP.numel(), _units(block.pos_RP))
+    negatives = block.num_per_sample.sum(dtype=torch.float64)
+    if labels is None:
+        return _whole(negatives, flagged_b.sum(), *(none,) * 6, *pos, none, none)
+    labels_b, labels_C = labels
+    known_b = labels_b >= 0
+    known_bC = known_b.unsqueeze(1) & (labels_C >= 0)
+    other_RC = block.sim_RC > -2
+    same_RC = other_RC & _rows(block, (labels_b.unsqueeze(1) == labels_C) & known_bC)
+    judged_b, hits_b, alike_b = flagged_b, flagged_b, _per_sample(block, same_RC)
+    if kin_RC is not None:
+        judged_b = _per_sample(block, kin_RC & _rows(block, known_bC))
+        hits_b = _per_sample(block, kin_RC & same_RC)
+    precision_b = torch.where(judged_b > 0, hits_b / judged_b.clamp(min=1), 1.0)  # 1 with nothing flagged
+    recall_b = torch.where(alike_b > 0, hits_b / alike_b.clamp(min=1), 1.0)
+    alike_sim_b = torch.where(same_RC, block.sim_RC, 0.0).view(len(block.ids), -1).sum(1)
+    alike = (alike_b.sum(), _units(alike_sim_b))
+    rates = (known_b.sum(), _units(precision_b * known_b), _units(recall_b * known_b))
+    return _whole(negatives, flagged_b.sum(), judged_b.sum(), hits_b.sum(), alike_b.sum(), *rates, *pos, *alike)
 
 
-def _per_sample(values_RC: Tensor, num_samples: int) -> Tensor:
-    return values_RC.view(num_samples, -1).sum(1)
+def _rows(block: Block, mask_bC: Tensor) -> Tensor:
+    """(R, C) a mask of samples and candidates, for each view of a sample."""
+    return mask_bC if block.num_views == 1 else mask_bC.repeat_interleave(block.num_views, 0)
 
 
-def count(negatives_b: Tensor, flagged_R: Tensor | None, kin_RC: Tensor | None = None, alike: Alike | None = None) -> Tensor:
-    """(10,) the counts of one block: all fields of `Stats` but those of the own positives.
-
-    Args:
-        negatives_b: (b,) how many candidates of each sample, over all its views, could have been flagged.
-        flagged_R: (R,) how many candidates of each row were flagged; None: none.
-        kin_RC: 1 where these are; None: nowhere.
-        alike: see `Labels`; None: there are no labels.
-    """
-    negatives_b = negatives_b if negatives_b.is_floating_point() else negatives_b.to(torch.get_default_dtype())
-    none_b = torch.zeros_like(negatives_b)
-    flagged_b = none_b if flagged_R is None else flagged_R.view(len(none_b), -1).sum(1)
-    if alike is None:
-        columns = (negatives_b, flagged_b, *(none_b,) * 8)
-    else:
-        hits_b = none_b if kin_RC is None else _per_sample(kin_RC * alike.same_RC, len(none_b))
-        judged_b = flagged_b if kin_RC is None or alike.known_RC is None else _per_sample(kin_RC * alike.known_RC, len(none_b))
-        whole_2b = torch.stack((judged_b, alike.kin_b))
-        rate_2b = (hits_b + (whole_2b == 0)) / whole_2b.clamp(min=1) * alike.known_b  # with nothing to be right about, 1
-        precision_b, recall_b, similarity_b = (torch.cat((rate_2b, alike.similarity_b.unsqueeze(0))) * UNIT).round()
-        rates = (alike.known_b, precision_b, recall_b, alike.kin_b, similarity_b)
-        columns = (negatives_b, flagged_b, judged_b, hits_b, alike.kin_b, *rates)
-    return torch.stack(columns).sum(1, dtype=torch.float64).to(torch.int64)
+def _per_sample(block: Block, mask_RC: Tensor | None) -> Tensor:
+    """(b,) float64: how many entries of the mask are True over all views of each sample."""
+    if mask_RC is None:
+        return torch.zeros_like(block.num_negatives_b, dtype=torch.float64)
+    return mask_RC.view(len(block.ids), -1).sum(1, dtype=torch.int32).double()
 
 
-def summed(counts: Sequence[Callable[[], Tensor]], views_AP: Tensor) -> Stats:
-    """The counts of a step, from what `count` returns for each block, and from the similarities of the anchors' own positives."""
-    blocks = [counted() for counted in counts]
-    total = torch.stack(blocks).sum(0) if len(blocks) > 1 else blocks[0]
-    similarity = (views_AP * UNIT).round().sum(dtype=torch.float64).to(torch.int64)
-    own = torch.stack((torch.full_like(similarity, views_AP.numel()), similarity))
-    return Stats.from_counts(torch.cat((total[:8], own, total[8:])))
+def _units(values: Tensor) -> Tensor:
+    return (values.double() * UNIT).round().sum()
+
+
+def _whole(*numbers: Tensor) -> Tensor:
+    return torch.stack([number.double() for number in numbers]).to(torch.int64)
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -9,18 +9,25 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
+
+from rich.console import Console
 
 from kinfolk.api import evaluate, train
 from kinfolk.comparing import Comparison, compare
 from kinfolk.data.sample_table import Samples
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, printable
 from kinfolk.evaluation.protocols import read_results, write_result
 from kinfolk.training.config import parse_settings
+from kinfolk.training.launch import global_rank
+from kinfolk.training.load_run import open_run
 from kinfolk.training.run_folder import Run
+from kinfolk.training.trainer import duration
 
 if TYPE_CHECKING:
     import os
@@ -60,7 +67,7 @@ def sweep(
         seeds: one training per seed.
         protocols: protocols of `kf.evaluate`, measured where the data has labels.
         common: settings with one value for all runs, as `settings` of `kf.train`.
-        progress: shows the progress of each training.
+        progress: shows the progress of each training, which run it is, and the time that is left.
         arguments: other arguments of `kf.train`, the same for all runs, such as `epochs` and `recipe`.
     """
     if {"method", "seed", "resume", "overwrite"} & arguments.keys():
@@ -69,24 +76,59 @@ def sweep(
         raise UsageError("a sweep needs at least one method, one seed and one value for each setting")
     names = combinations(methods, settings or {})
     runs: list[Run] = []
+    clock = Clock(len(names) * len(seeds), progress)
     for (name, (method, chosen)), seed in itertools.product(names.items(), seeds):
         folder = Path(out) / name / f"seed-{seed}"
-        LOG.info("%s", f"{len(runs) + 1} of {len(names) * len(seeds)}: {folder}")
+        clock.start(folder)
         given: dict[str, Any] = {"method": method, "seed": seed, "settings": {**parse_settings(common), **chosen}, **arguments}
         run = train(data, folder, **given, resume=(folder / "config.yaml").exists(), progress=progress)
         _measure(run, data, protocols)
+        clock.finish(run)
         runs.append(run)
     if any(run.rank > 0 for run in runs) or not _labelled(runs[0]):
         return Sweep(tuple(runs), None)
     return Sweep(tuple(runs), compare([run.path for run in runs]))
 
 
+@final
+class Clock:
+    """Says which run of a sweep begins, and how long the sweep will take from there.
+
+    Args:
+        total: number of runs.
+        shown: whether it is shown on the screen; it is always logged.
+    """
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self.total, self.number, self._seconds = total, 0, list[float]()
+        self._console = Console(stderr=True, soft_wrap=True) if shown and global_rank(1) == 0 else None
+        self._since = time.monotonic()
+
+    def start(self, folder: Path) -> None:
+        """Called before each run. The estimate is the mean of the runs that were trained so far."""
+        self.number += 1
+        self._since = time.monotonic()
+        left = ""
+        if self._seconds:
+            each = statistics.fmean(self._seconds)
+            left = f"; about {duration(each * (self.total - self.number + 1))} left in the sweep"
+        text = f"run {self.number} of {self.total}: {folder}{left}"
+        LOG.info("%s", text)
+        if self._console is not None:
+            self._console.print(printable(text), markup=False, highlight=False)
+
+    def finish(self, run: Run) -> None:
+        """Called after each run; one that was finished before does not count."""
+        if not run.unchanged:
+            self._seconds.append(time.monotonic() - self._since)
+
+
 def combinations(methods: Sequence[str], settings: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, dict[str, Any]]]:
     """(method, settings) of each combination, by the name of its folder.
 
     Example:
-        >>> list(combinations(["simclr", "simclr+fnc"], {"detector.fraction": [0.1, 0.2]}))
-        ['simclr', 'simclr+fnc,fraction=0.1', 'simclr+fnc,fraction=0.2']
+        >>> list(combinations(["simclr", "simclr+fnc"], {"detector.alpha": [0.1, 0.2]}))
+        ['simclr', 'simclr+fnc,alpha=0.1', 'simclr+fnc,alpha=0.2']
     """
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for method in methods:
@@ -117,9 +159,11 @@ def _measure(run: Run, data: Data, protocols: Sequence[str]) -> None:
     if run.rank > 0 or not _labelled(run):
         return
     done = read_results(run.path) if run.unchanged else {}
+    source = open_run(run.path).config.data.source
     for protocol in protocols:
-        if protocol not in done:
-            write_result(run.path, protocol, evaluate(run, data, protocol))
+        if protocol not in done:  # from its source as the run reads it, so that its labels are the same
+            found = evaluate(run, data if source is None else None, protocol)
+            write_result(run.path, protocol, {**found, "data": source})
 
 
 def _labelled(run: Run) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import kinfolk as kf
+from kinfolk.detectors.known import read_pairs
 from tests.report.browser import open_page
 from tests.report.synthetic import HOSTILE, features, images
 
@@ -98,5 +100,43 @@ def test_texts_are_shown_whole(browser: Any, tmp_path: Path, width: int) -> None
 def test_the_verdict_is_at_the_top(browser: Any, tmp_path: Path) -> None:
     page = open_page(browser, made(tmp_path, labels=["cat", "dog", "fox", "owl"] * 20)).page
     text = page.locator("#verdict").inner_text()
-    assert "false negatives among 510 negatives" in text
+    assert "false negatives among its 510 negatives" in text
     assert "kinfolk " in page.locator("#verdict code").first.inner_text()
+
+
+def test_marked_pairs_are_saved_as_a_file_that_known_takes(browser: Any, tmp_path: Path) -> None:
+    names = [f"image {i}" for i in range(80)]
+    opened = open_page(browser, made(tmp_path, names=names, labels=["cat", "dog", "fox", "owl"] * 20))
+    page = opened.page
+    page.locator("#cards .card").first.locator(".row .mark input").nth(0).check()
+    page.locator("#cards .card").first.locator(".row .mark input").nth(1).check()
+    assert page.locator(".marks").inner_text().startswith("2 marked, 2 with their anchor")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save marked-pairs.csv").click()
+    path = tmp_path / "saved.csv"
+    download.value.save_as(path)
+    pairs = read_pairs(path, names)
+    assert pairs.shape == (2, 2)
+    shown = page.locator("#cards .card").first.locator("bdi").all_inner_texts()
+    assert [names[int(sample)] for sample in pairs[:, 1]] == shown[1:3]
+    assert opened.complaints == []
+
+
+def test_commands_can_be_copied_and_tables_are_linked(browser: Any, tmp_path: Path) -> None:
+    path = made(tmp_path, labels=["cat", "dog", "fox", "owl"] * 20)
+    page = open_page(browser, path).page
+    page.locator("#verdict .copy").first.click()
+    page.locator("#verdict .copy", has_text=re.compile("Copied|Selected")).first.wait_for()
+    for link in page.locator("main a[href$='.csv']").all():
+        assert (path.parent / str(link.get_attribute("href"))).is_file()
+
+
+def test_the_label_comes_before_the_suggested_one(browser: Any, tmp_path: Path) -> None:
+    data = images(classes=["cat", "dog", "fox"])
+    labels = [data.classes[int(label)] for label in data.labels]  # type: ignore[index, union-attr]
+    labels[4] = "fox"
+    found = kf.audit(features(data), 0.1, labels)
+    assert found.mislabels["sample"].tolist() == [4]
+    page = open_page(browser, found.save(tmp_path, data) / "audit.html").page
+    text = page.locator("#mislabel-cards .sample").inner_text()
+    assert text.index("fox") < text.index("rather dog?")

@@ -52,13 +52,14 @@ def test_a_wrong_name_and_a_missing_package_are_said(timm: Any, tmp_path: Path, 
 
 
 def test_the_next_command_trains_with_the_same_features(timm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    """Colours in two clear groups: the model is a good guide, and the advised command runs as printed."""
-    shades = np.where(np.arange(48)[:, None] % 2, [[200, 40, 40]], [[40, 40, 200]])
-    pixels = shades[:, None, None] + np.random.default_rng(0).integers(-9, 9, (48, 8, 8, 3))
+    """Colours in six clear groups: the model is a good guide, and the advised command runs as printed."""
+    colours = np.asarray([[240, 20, 20], [20, 240, 20], [20, 20, 240], [240, 240, 20], [20, 240, 240], [240, 20, 240]])
+    shades = colours[np.arange(96) % 6]
+    pixels = shades[:, None, None] + np.random.default_rng(0).integers(-9, 9, (96, 8, 8, 3))
     np.savez(tmp_path / "data.npz", images=pixels.astype(np.uint8))
     assert run("advise", tmp_path / "data.npz", "--guide", "timm/colours", "--out", tmp_path / "out", "--alpha", "0.1") == 0
-    lines = capsys.readouterr().out.splitlines()
-    words = shlex.split(lines[lines.index("Next:") + 1])
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if "+guide:attract" in line)
+    words = shlex.split(command)
     assert words[words.index("--guide") + 1] == "timm/colours"
     words[words.index("--out") + 1] = str(tmp_path / "run")
     assert run(*words[1:], "--epochs", "1", "--set", "model.width=4", "--no-report") == 0

@@ -139,13 +139,6 @@ def test_own_shares_have_the_mean_alpha() -> None:
     assert found.alphas[5] == pytest.approx(share, abs=0.01)
 
 
-def test_what_stands_out_is_suggested() -> None:
-    x, labels = clustered(1500, dim=48, clusters=50)
-    found = kf.audit(x, 0.01, labels)
-    assert found.kin_share == pytest.approx(0.02, abs=0.002)
-    assert found.suggested_alpha == pytest.approx(found.kin_share, rel=0.4)
-
-
 def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
     x, _ = clustered(20)
     found = kf.audit(x, 0.1, [0] * 15 + [1] * 4 + [-1], batch_sizes=(5, 20, 21))
@@ -159,7 +152,7 @@ def test_batches_go_by_the_labels_and_are_no_larger_than_the_data() -> None:
     assert line.chance == pytest.approx(np.mean([1 - (1 - share) ** 4 for share in shares]))
     (whole,) = kf.audit(x, 0.1).batches
     assert whole.batch_size == 20
-    assert whole.per_anchor == pytest.approx(38 * found.suggested_alpha)
+    assert whole.per_anchor == 0, "too few samples to see what stands out"
 
 
 @pytest.mark.parametrize(
@@ -217,13 +210,13 @@ def test_save_writes_tables_summary_and_page(tmp_path: Path) -> None:
     assert summary["exact"] is True
     assert summary["f1"] == found.f1
     assert (out / "audit.html").stat().st_size > 100_000
-    detector = kf.Known(90, str(out / "pairs.parquet"), symmetric=False)
+    detector = kf.Known(num_samples=90, pairs=str(out / "pairs.parquet"), symmetric=False)
     assert detector.kin_P.sort().values.tolist() == sorted(found.pairs["kin"].tolist())
     other = kf.audit(x[8:], 0.1)
     other.save(out)
     assert pq.read_table(out / "pairs.parquet").column_names == ["anchor", "kin", "similarity", "rank"], "no keys were given"
     with pytest.raises(UsageError, match=r"has the pairs of 82 samples, but there are 90 training samples"):
-        kf.Known(90, str(out / "pairs.parquet"))
+        kf.Known(num_samples=90, pairs=str(out / "pairs.parquet"))
     assert not (out / "curve.csv").exists(), "an earlier audit's curve does not stay beside another's pairs"
     assert not list(out.glob("*.partial"))
 

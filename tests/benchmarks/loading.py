@@ -11,10 +11,13 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def load(name: str) -> Any:
-    """The module of benchmarks/NAME.py."""
+    """The module of benchmarks/NAME.py, loaded once: its functions are pickled by name."""
+    path = BENCHMARKS / f"{name}.py"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return sys.modules[name]
     if str(BENCHMARKS) not in sys.path:
         sys.path.insert(0, str(BENCHMARKS))  # benchmarks import each other
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

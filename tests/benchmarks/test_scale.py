@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import kinfolk as kf
+from kinfolk import distributed
 from kinfolk.clustering.labels import PseudoLabels
 from kinfolk.stores import Bank, Queue
 from tests.benchmarks.loading import load
@@ -40,14 +41,18 @@ class Wire:
         self.gathered = self.reduced = self.broadcast = 0
         for name, value in (("is_initialized", lambda: True), ("get_world_size", lambda: RANKS), ("get_rank", lambda: 0)):
             patch.setattr(dist, name, value)
-        for name in ("all_gather", "all_reduce"):
-            patch.setattr(dist, name, getattr(self, f"_{name}"))
+        patch.setattr(dist, "all_reduce", self._all_reduce)
+        patch.setattr(distributed, "_all_gather", self._all_gather)
+        patch.setattr(distributed, "_reduce_scatter", self._reduce_scatter)
         patch.setattr(dist, "broadcast", self._broadcast)
 
-    def _all_gather(self, parts: list[Tensor], own: Tensor) -> None:
-        for part in parts:
-            part.copy_(own)
+    def _all_gather(self, gathered: Tensor, own: Tensor) -> None:
+        gathered.view(RANKS, -1).copy_(own)
         self.gathered += RANKS * own.nbytes if own.numel() > 1 else 0
+
+    def _reduce_scatter(self, own: Tensor, whole: Tensor) -> None:
+        own.copy_(RANKS * whole.view(RANKS, *own.shape)[0])
+        self.reduced += whole.nbytes
 
     def _all_reduce(self, own: Tensor, *how: Any) -> None:
         self.reduced += own.nbytes if own.numel() > 1 else 0
@@ -72,15 +77,19 @@ def step(wire: Wire, loss_fn: nn.Module) -> int:
 
 def test_traffic_is_what_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(monkeypatch)
-    plain = step(wire, kf.NTXent(0.1))
+    plain = step(wire, kf.NTXentLoss(temperature=0.1))
     assert plain == expected("embeddings and ids")
     assert wire.reduced == expected("their gradient")
-    assert step(wire, kf.SogCLR(SAMPLES, 0.1)) - plain == expected("u")
-    assert step(wire, kf.NTXent(0.1, detector=kf.GloFND(SAMPLES, 0.1))) - plain == expected("thresholds, tracking")
-    assert step(wire, kf.NTXent(0.1, detector=kf.Ring(0.2, 0.9, num_samples=SAMPLES, boundaries="learned"))) - plain == expected(
-        "two thresholds"
+    assert step(wire, kf.SogCLRLoss(num_samples=SAMPLES, temperature=0.1)) - plain == expected("ids and u")
+    assert step(wire, kf.NTXentLoss(temperature=0.1, detector=kf.GloFND(num_samples=SAMPLES, alpha=0.1))) - plain == expected(
+        "ids and thresholds, tracking"
     )
-    assert step(wire, kf.NTXent(0.1, detector=kf.IFND(SAMPLES, source="bank"))) - plain == expected("collected embeddings")
+    assert step(
+        wire, kf.NTXentLoss(temperature=0.1, detector=kf.Ring(lower=0.2, upper=0.9, num_samples=SAMPLES, boundaries="learned"))
+    ) - plain == expected("ids and two thresholds")
+    assert step(wire, kf.NTXentLoss(temperature=0.1, detector=kf.IFND(num_samples=SAMPLES, source="bank"))) - plain == expected(
+        "collected embeddings"
+    )
     for store in (Queue(64, scale.D), Bank(SAMPLES, scale.D)):
         before, rows, ids = wire.gathered, torch.randn(LOCAL, scale.D), torch.arange(LOCAL)
         if isinstance(store, Queue):
@@ -93,7 +102,7 @@ def test_traffic_is_what_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_refresh_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     features = torch.randn(SAMPLES, scale.D, generator=torch.Generator().manual_seed(0))
     wire = Wire(monkeypatch)
-    detector = kf.IFND(SAMPLES, schedule="constant")
+    detector = kf.IFND(num_samples=SAMPLES, num_clusters=scale.levels(SAMPLES), schedule="constant")
     detector.refresh(features, 1.0)
     assert wire.broadcast == expected("clusters, accepted labels, confidence", SAMPLES)
     wire.broadcast = 0

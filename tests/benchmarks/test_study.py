@@ -1,4 +1,4 @@
-"""Studies: every configuration resolves, and the table says what it should of made-up figures."""
+"""Studies: what they must have, and the table says what it should of made-up figures; test_studies.py resolves them."""
 
 from __future__ import annotations
 
@@ -11,54 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
-from kinfolk.data.text import train_tokenizer
-from kinfolk.training.build import assemble, build_framework, learns_from_text
+from kinfolk.training.build import assemble
 from tests.benchmarks.loading import BENCHMARKS, load
 
 STUDIES = sorted((BENCHMARKS / "studies").glob("*.yaml"))
-TOKENIZER = train_tokenizer(["a dog runs"], vocab_size=300, context=32)
-
 
 study, study_figures = load("study"), load("study_figures")
-
-
-def configurations() -> list[Any]:
-    documents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in STUDIES}
-    return [
-        pytest.param(document, name, dataset, id="-".join(part for part in (stem, name, dataset) if part))
-        for stem, document in documents.items()
-        for name in document["methods"]
-        for dataset in list(document.get("datasets", [None]))[:2]
-    ]
-
-
-class _Data(SimpleNamespace):
-    def __len__(self) -> int:
-        return 8000
-
-
-@pytest.mark.parametrize(("document", "name", "dataset"), configurations())
-def test_every_configuration_resolves(document: dict[str, Any], name: str, dataset: str | None, tmp_path: Path) -> None:
-    """As the command line would take it, up to the untrained framework for 8,000 samples."""
-    change = study.settings_of(document, name, dataset)
-    change.pop("labels", None)
-    for key in change.pop("files", {}).keys() - {"model.init"}:  # weights would be read here
-        path = tmp_path / {"pairs": "pairs.csv", "features": "features.npy"}[key]
-        change = study.merged(change, study.in_section(key, str(path)))
-    (tmp_path / "pairs.csv").write_text("anchor,kin\n0,1\n", encoding="utf-8")
-    np.save(tmp_path / "features.npy", np.ones((8000, 2), np.float32))
-    method = study.method_of(name, change)
-    config = assemble(None, change.pop("recipe", document["recipe"]), {"method": method}, study.settings(change))
-    keys = [str(number) for number in range(8000)]
-    data: Any = _Data(num_train=8000, labels=torch.arange(8000) % 100, samples=SimpleNamespace(keys=keys))
-    framework = build_framework(config, data, TOKENIZER if learns_from_text(config) else None)
-    assert config.method == method or config.method == method.removesuffix(":eliminate")
-    assert framework.detectors or "+" not in method
-    if "base" in document:
-        assert document["base"] in document["methods"]
 
 
 def test_the_tables_of_the_ifnd_paper_are_there() -> None:

@@ -18,7 +18,8 @@ from kinfolk.cli.app import app as application
 from kinfolk.errors import InterruptedRunError, KinfolkError, KinfolkWarning, UsageError
 
 HEAVY = {"torch", "numpy", "lightning", "sklearn", "scipy", "faiss", "plotly", "pyarrow", "PIL", "pandas"}  # pydantic is typer's own
-VERBS = ("train", "sweep", "eval", "embed", "report", "data", "methods", "recipes", "cnce", "audit", "advise", "compare", "export")
+VERBS: tuple[str, ...] = ("train", "sweep", "eval", "embed", "report", "data", "methods", "recipes", "settings")
+VERBS += ("cnce", "audit", "advise", "compare", "export")
 
 
 def left(*arguments: str) -> int:

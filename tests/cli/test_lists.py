@@ -6,9 +6,9 @@ import pytest
 
 from kinfolk.cli import main
 from kinfolk.cli.lists import ACTIONS
-from kinfolk.detectors import DETECTORS, VARIANTS
+from kinfolk.detectors import DETECTORS
 from kinfolk.frameworks import FRAMEWORKS
-from kinfolk.pairs import ACTIONS as KNOWN
+from kinfolk.kinship import ACTIONS as KNOWN
 from kinfolk.training.settings import recipe_names
 
 
@@ -17,7 +17,7 @@ def test_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["methods"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    variants = [f"{name}:{variant}" for name, kinds in VARIANTS.items() for variant in kinds]
+    variants = [f"{name}:{variant}" for name, kind in DETECTORS.items() for variant in kind.variants]
     assert "ring:learned" in variants
     for name in (*FRAMEWORKS, *DETECTORS, *variants, *KNOWN, *recipe_names()):
         assert name in text

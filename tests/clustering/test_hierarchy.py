@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfolk.clustering import Hierarchy, conforming
-from kinfolk.clustering.hierarchy_update import RULES
 from tests.reference.hierarchy import check
 
 
@@ -43,17 +41,16 @@ def run(hierarchy: Hierarchy, z: Tensor, steps: int, batch: int, seed: int = 0, 
     levels=st.integers(1, 4),
     parts=st.integers(2, 4),
     max_units=st.integers(2, 9),
-    rule=st.sampled_from(RULES),
     started=st.booleans(),
 )
 @settings(max_examples=25)
 def test_all_that_must_hold_holds_after_every_update(
-    seed: int, num_samples: int, levels: int, parts: int, max_units: int, rule: Any, started: bool
+    seed: int, num_samples: int, levels: int, parts: int, max_units: int, started: bool
 ) -> None:
     """Random walks of clumped features through random batches with repeated ids: thousands of splits and merges in all."""
     g = torch.Generator().manual_seed(seed)
     similarity = torch.rand(levels - 1, generator=g).sort(descending=True).values.tolist()
-    hierarchy = Hierarchy(num_samples, levels, merge_similarity=similarity, dim=3, parts=parts, max_units=max_units, rule=rule)
+    hierarchy = Hierarchy(num_samples, levels, merge_similarity=similarity, dim=3, parts=parts, max_units=max_units)
     check(hierarchy)
     if started:  # from one cluster at every level above the first: the largest there can be
         hierarchy.start(torch.stack((torch.arange(num_samples), *torch.zeros(levels - 1, num_samples).long())), torch.randn(num_samples, 3))
@@ -67,11 +64,10 @@ def test_all_that_must_hold_holds_after_every_update(
     assert conforming(hierarchy.labels, strict=True) == 1
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("start", ["alone", "together"])
-def test_finds_planted_levels(rule: Any, start: str) -> None:
+def test_finds_planted_levels(start: str) -> None:
     labels, z = planted()
-    hierarchy = Hierarchy(len(z), 3, merge_similarity=(0.85, 0.5), rule=rule)
+    hierarchy = Hierarchy(len(z), 3, merge_similarity=(0.85, 0.5))
     if start == "together":
         hierarchy.start(torch.stack((labels[0], *torch.zeros(2, len(z)).long())), z)
     run(hierarchy, z, steps=80, batch=24)
@@ -99,10 +95,9 @@ def test_what_is_planted_and_stays_is_left_alone() -> None:
     assert torch.equal(hierarchy.labels, before)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_save_load_continue_equals_uninterrupted(rule: Any) -> None:
+def test_save_load_continue_equals_uninterrupted() -> None:
     _, z = planted(noise=1.0)
-    whole, first, second = (Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), rule=rule, max_units=5) for _ in range(3))
+    whole, first, second = (Hierarchy(len(z), 3, merge_similarity=(0.8, 0.4), max_units=5) for _ in range(3))
     run(whole, z, 20, 16)
     run(first, z, 10, 16)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
@@ -154,7 +149,6 @@ def test_what_is_wrong_is_named() -> None:
     for name, value in (
         ("parts", 1),
         ("max_units", 1),
-        ("rule", "other"),
         ("merge_similarity", (0.5,)),
         ("merge_similarity", 1.5),
         ("feature_momentum", 1.0),

@@ -254,7 +254,10 @@ def test_the_page_draws_the_intervals(study: Path, tmp_path: Path, browser: Any)
         assert opened.page.locator(".plot .main-svg .errorbar").count() >= 5
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         assert "significantly better" in opened.page.locator(".verdict").inner_text()
-        assert opened.page.locator("tbody tr").count() == 3
+        assert opened.page.locator("#table tbody tr").count() == 3
+        wide = opened.page.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('#table .sideways'))")
+        assert wide or width == 1300
+        assert opened.page.locator("#table .scrolls").is_visible() == wide
 
 
 def test_statistics() -> None:

@@ -116,6 +116,28 @@ def test_bytes_may_lie_in_a_file_and_bad_rows_are_refused_by_name(tmp_path: Path
     assert reasons["train/3"] == "the image column is empty"
 
 
+@pytest.mark.parametrize("how", ["absolute", "upwards", "link"])
+def test_files_outside_of_the_folder_are_not_read(tmp_path: Path, how: str) -> None:
+    (tmp_path / "secret.png").write_bytes(png(77))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    name = {
+        "absolute": str(tmp_path / "secret.png"),
+        "upwards": "../secret.png",
+        "link": "link.png",
+    }[how]
+    rows = [{"bytes": None, "path": name}, {"bytes": png(5), "path": "b.png"}]
+    pq.write_table(
+        pa.table({"image": pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))}),
+        folder / "t.parquet",
+    )
+    data = prepare(open_source(folder / "t.parquet"), image_size=6)
+    assert len(data) == 1
+    ((_, reason),) = data.quarantine
+    assert reason == f"it holds no bytes, and the file it names ({name}) is outside of {folder}; copy the file into that folder"
+
+
 def test_a_folder_of_images_with_a_table_stays_a_folder_of_images(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(3))
     pq.write_table(pa.table({"image": ["a.png"], "label": [1]}), tmp_path / "metadata.parquet")

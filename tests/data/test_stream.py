@@ -62,6 +62,23 @@ def test_every_sample_once_an_epoch_in_another_order_each_time(sizes: tuple[int,
     assert torch.equal(torch.cat([orders[0][start : start + 3] for start in range(0, 16, 3)]), whole[0])
 
 
+@pytest.mark.parametrize("kind", ["shards", "folder"])
+def test_files_of_an_interrupted_index_go_away(tmp_path: Path, kind: str) -> None:
+    data, left = tmp_path / "data", []
+    data.mkdir()
+    if kind == "shards":
+        make_shards(data, 3, 2)
+    else:
+        (data / "a.jpg").write_bytes(jpg(0))
+    for folder in ("streams", "shards") if kind == "shards" else ("streams",):
+        (tmp_path / "cache" / folder).mkdir(parents=True)
+        left += [tmp_path / "cache" / folder / name for name in ("0a.1b2c3d.unfinished.json", "samples-0.1b2c3d.unfinished.arrow")]
+    for path in left:
+        path.write_text("half")
+    streamed(data, tmp_path / "cache")
+    assert [path for path in left if path.exists()] == []
+
+
 def test_reads_stay_within_a_window_of_shards() -> None:
     order = StreamOrder(np.arange(0, 1001, 10), window=50, seed=0, epoch=0)
     for start in range(0, 1000, 50):

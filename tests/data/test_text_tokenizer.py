@@ -95,5 +95,5 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UsageError, match="at least 259"):
         train_tokenizer(CAPTIONS, vocab_size=258, context=8)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install 'kinfolk\[text\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[text\]'"):
         text._library()

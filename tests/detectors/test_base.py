@@ -1,4 +1,4 @@
-"""What a detector needs at least; the warm-up: silent, then learning, then flagging."""
+"""What a detector needs at least; its wrappers, and the warm-up: silent, then learning, then flagging."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
-from kinfolk.cli.lists import methods
-from kinfolk.detectors import DETECTORS, FNC, IFND, Detector, Found, GloFND, Graded, Guide, Hierarchy, Refreshed, StartAt, Teacher
-from kinfolk.detectors.base import Guidance, Guided, Wrapped, guidance_of, set_loss_temperature
+from kinfolk.detectors import (
+    DETECTORS,
+    FNC,
+    IFND,
+    Components,
+    Detector,
+    GloFND,
+    Graded,
+    Guide,
+    Hierarchy,
+    StartAt,
+    Teacher,
+)
+from kinfolk.detectors.base import InGuideSpace, Wrapped
+from kinfolk.evaluation.detection import flagged
 from kinfolk.frameworks import SimCLR
-from kinfolk.kinship import Interval, Roles
-from kinfolk.objectives import NTXent
-from kinfolk.pairs import Block
-from kinfolk.plugins import register_detector
-from tests.detectors.blocks import random_block, step
+from kinfolk.kinship import Kin, above
+from kinfolk.objectives import CLIPLoss, NTXentLoss
+from kinfolk.pairs import Block, Pairs
+from tests.detectors.blocks import levels, mask, random_block, step
 
 BLOCK = random_block(0, [0, 1, 2, 3])
 
@@ -23,93 +35,159 @@ BLOCK = random_block(0, [0, 1, 2, 3])
 class Nearest(Detector):
     """The candidate most similar to each anchor, with `find` alone."""
 
-    def find(self, block: Block) -> Found:
-        return Found((Roles(kin=Interval(block.sim_RC.topk(2, 1).values[:, 1])),))
+    def find(self, block: Block) -> Kin:
+        return Kin(above(block, block.sim_RC.topk(2, 1).values[:, 1]))
 
 
 def test_find_is_all_that_a_detector_needs() -> None:
     z, ids = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6)
-    framework = SimCLR(torch.nn.Flatten(), torch.nn.Linear(4, 3), detector=StartAt(Nearest(), epoch=1))
-    flagged = []
+    head, detector = torch.nn.Linear(4, 3), StartAt(Nearest(), epoch=1)
+    framework = SimCLR(torch.nn.Flatten(), head, detector=detector)
+    found = []
     for epoch in range(2):
         framework.set_progress(epoch, 2)
         assert not framework.due(epoch)
-        framework.on_metric("epoch", epoch)
         framework(z.view(2, 6, 4, 1, 1), ids).backward()
-        flagged.append(int(framework.stats.counts()[1]))
-    assert flagged == [0, 12]
+        found.append(int(framework.stats.flagged))
+    assert found == [0, 12]
     assert framework.silent_reason() is None
     assert framework.metrics == {}
-    expected, loss_fn = NTXent(0.1, detector=FNC(top_k=1)), NTXent(0.1, detector=Nearest())
+    expected, loss_fn = NTXentLoss(detector=FNC(top_k=1)), NTXentLoss(detector=Nearest())
     torch.testing.assert_close(loss_fn(z[0], z[1]), expected(z[0], z[1]))  # without ids
 
 
-@pytest.mark.parametrize("wrap", [Graded, lambda detector: StartAt(detector, epoch=1), lambda detector: Graded(StartAt(detector, epoch=0))])
+WRAPPERS: list[Callable[[Detector], Wrapped]] = [
+    Graded,
+    InGuideSpace,
+    lambda detector: StartAt(detector, epoch=1),
+    lambda detector: Graded(StartAt(detector, epoch=0)),
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
 def test_a_wrapper_adds_no_ability(wrap: Callable[[Detector], Wrapped]) -> None:
-    wrapped = wrap(Nearest())
-    set_loss_temperature(wrapped, 0.1)
+    inner = Nearest()
+    wrapped = wrap(inner)
+    wrapped.set_loss_temperature(0.1)
     for epoch in range(3):
         wrapped.set_progress(epoch, 3)
         assert not wrapped.due(epoch)
         assert not wrapped.refreshed_at_end
         assert not wrapped.collects
         wrapped.refresh(None, 0.5)  # does nothing
-    assert wrapped.space == "projected"
-    assert wrapped.wanted_metrics == frozenset()
-    assert guidance_of(wrapped) == Guidance()
-    assert not {"first_epoch", "loss_temperature"} & set(vars(wrapped) | vars(wrapped.detector))
+    assert (wrapped.space, wrapped.wanted_metrics, wrapped.metrics) == ("projected", frozenset(), {})
+    assert (wrapped.num_samples, wrapped.guide, wrapped.soft, wrapped.own_weight) == (None, None, False, None)
+    assert wrapped.inner is inner
+    assert (inner.epoch, inner.num_epochs, inner.loss_temperature) == (2, 3, 0.1)
 
 
 def test_a_wrapper_has_the_abilities_of_its_detector() -> None:
-    inner = IFND(8, space="features", schedule="constant")
+    inner = IFND(num_samples=8, space="features", schedule="constant")
     wrapped = Graded(StartAt(inner, epoch=0))
-    set_loss_temperature(wrapped, 0.03)
+    wrapped.set_loss_temperature(0.03)
     assert inner.loss_temperature == 0.03
     assert (wrapped.due(0), wrapped.refreshed_at_end, wrapped.space) == (True, True, "features")
-    bank = Graded(IFND(8, source="bank"))
+    assert (wrapped.num_samples, wrapped.inner) == (8, inner)
+    bank = Graded(IFND(num_samples=8, source="bank"))
     bank.collect(torch.arange(8), torch.eye(8))
     assert bank.collects
-    assert guidance_of(Graded(Teacher(own_weight=0.25))) == Guidance(reads="teacher", soft=True, own_weight=0.25)
-    assert guidance_of(StartAt(Guide(alpha=0.1), epoch=1)).reads == "modality"
-    assert guidance_of(None) == Guidance()
+    assert bank.state_dict()["detector.collected.seen"].all()
+    taught = Graded(Teacher(own_weight=0.25))
+    assert (taught.guide, taught.soft, taught.own_weight) == ("teacher", True, 0.25)
+    assert StartAt(Guide(alpha=0.1), epoch=1).guide == "modality"
 
 
-def test_an_ability_without_its_class_is_refused() -> None:
-    """Otherwise `refresh` would never be called."""
-    with pytest.raises(TypeError, match=r"`Clusters` has `refresh` but does not inherit `Refreshed`: write `class Clusters\(Det"):
+class Clustering(Nearest):
+    """Overrides every call of the training."""
 
-        class Clusters(Nearest):
-            def refresh(self, features: torch.Tensor | None, progress: float) -> None: ...
+    space = "features"
+    wanted_metrics = frozenset({"epoch", "loss"})
 
-    with pytest.raises(TypeError, match="`Listens` has `guidance` but does not inherit `Guided`"):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
 
-        class Listens(Nearest):
-            guidance = Guidance(soft=True)
+    def due(self, epoch: int) -> bool:
+        return epoch == 1
 
-    with pytest.raises(TypeError, match="`Gathers` has `collect` but does not inherit `Refreshed`"):
+    def refresh(self, features: Tensor | None, progress: float) -> None:
+        self.calls.append("refresh")
 
-        class Gathers(Nearest):
-            def collect(self, ids: torch.Tensor, anchors: torch.Tensor, sound: torch.Tensor | None = None) -> None: ...
+    def on_metric(self, name: str, value: float) -> None:
+        self.calls.append(f"{name} {value}" if name == "epoch" else name)
 
-    told = Nearest()
-    told.__dict__["guidance"] = Guidance(soft=True)
-    with pytest.raises(TypeError, match="`Nearest` has `guidance` but does not inherit `Guided`"):
-        NTXent(0.1, detector=told)
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"calls": float(len(self.calls))}
 
-    class Both(Nearest, Refreshed, Guided):
-        guidance = Guidance(soft=True)
 
-        def due(self, epoch: int) -> bool:
-            return epoch == 1
-
-        def refresh(self, features: torch.Tensor | None, progress: float) -> None: ...
-
-    framework = SimCLR(torch.nn.Flatten(), torch.nn.Linear(4, 3), detector=Both(), action="attract")
+@pytest.mark.parametrize("wrap", [lambda detector: detector, Graded])
+def test_a_training_makes_the_calls_that_a_detector_overrides(wrap: Callable[[Detector], Detector]) -> None:
+    detector = Clustering()
+    framework = SimCLR(torch.nn.Flatten(), torch.nn.Linear(4, 3), detector=wrap(detector))
     assert [framework.due(epoch) for epoch in range(3)] == [False, True, False]
-    assert guidance_of(framework.objective.detector).soft
+    assert framework.space == "features"
+    framework.refresh(torch.eye(4), 0.5)
+    framework.set_progress(1.5, 3)
+    framework(torch.randn(2, 6, 4, 1, 1), torch.arange(6))
+    assert detector.calls == ["refresh", "epoch 1.5", "loss"]
+    assert framework.metrics == {"calls": 3.0}
+
+
+class Counting(Nearest):
+    """Prepares the candidates' ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared, self.blocks = 0, 0
+
+    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
+        self.prepared += 1
+        assert not candidates_CD.requires_grad
+        return ids_C * 10
+
+    def find(self, block: Block) -> Kin:
+        self.blocks += 1
+        assert block.prepared is not None
+        assert torch.equal(block.prepared, block.candidate_ids * 10)
+        return super().find(block)
+
+
+def test_candidates_are_prepared_once_a_step_and_passed_to_every_block() -> None:
+    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for wrap in (lambda detector: detector, Graded, lambda detector: StartAt(detector, epoch=0)):
+        detector = Counting()
+        NTXentLoss(detector=wrap(detector), block_rows=4)(z[0], z[1], torch.arange(6) + 3)
+        assert (detector.prepared, detector.blocks) == (1, 3)
+    waiting = Counting()
+    NTXentLoss(detector=StartAt(waiting, epoch=1))(z[0], z[1])
+    assert (waiting.prepared, waiting.blocks) == (0, 0)
+
+
+@pytest.mark.parametrize("of_samples", [False, True])
+@pytest.mark.parametrize("num_views", [1, 2])
+def test_in_the_space_of_the_guide_its_similarities_are_seen(num_views: int, of_samples: bool) -> None:
+    g, ids = torch.Generator().manual_seed(0), torch.arange(6)
+    z, positives = torch.randn(6 * num_views, 4, generator=g), torch.randn(6 * num_views, 1, 4, generator=g)
+    samples = torch.nn.functional.normalize(torch.randn(6, 3, generator=g), dim=1)
+    rows, row_ids = samples.repeat_interleave(num_views, 0), ids.repeat_interleave(num_views)
+    guide = samples if of_samples else rows
+    pairs = Pairs(z, z, positives, ids, row_ids, num_views, guide=guide, candidate_guide=rows)
+    loss_fn = NTXentLoss(detector=InGuideSpace(FNC(min_similarity=0.3)))
+    loss_fn.on(pairs)
+    near = (rows @ rows.T > 0.3) & (row_ids.unsqueeze(1) != row_ids)
+    assert int(loss_fn.stats.flagged) == int(near.sum()) > 0
+    grouped = NTXentLoss(detector=InGuideSpace(Components()), action="attract")
+    plain = NTXentLoss(detector=Components(), action="attract")
+    grouped.on(pairs)
+    plain.on(Pairs(rows, rows, rows.unsqueeze(1), ids, row_ids, num_views))
+    assert torch.equal(grouped.stats.flagged, plain.stats.flagged)
 
 
 def test_a_registered_detector_without_a_paper_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    from kinfolk.cli.lists import methods
+    from kinfolk.plugins import register_detector
+
     register_detector("nearest", Nearest)
     try:
         methods()
@@ -125,10 +203,10 @@ def test_ids_are_needed_where_there_is_a_number_of_samples() -> None:
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     for detector in (Half(), StartAt(Half(), epoch=3)):
         with pytest.raises(ValueError, match="`ids` must be given"):
-            NTXent(0.1, detector=detector)(z[0], z[1])
+            NTXentLoss(detector=detector)(z[0], z[1])
 
 
-def at(detector: StartAt, epoch: int) -> torch.Tensor:
+def at(detector: StartAt, epoch: int) -> Tensor:
     detector.set_progress(epoch, 10)
     return step(detector, BLOCK)
 
@@ -140,7 +218,7 @@ def test_nothing_is_flagged_before_the_epoch() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_state_moves_from_update_from_and_masks_apply_from_epoch(shared: bool) -> None:
-    inner = GloFND(4, alpha=0.3, init="quantile", shared=shared)
+    inner = GloFND(num_samples=4, alpha=0.3, init="quantile", shared=shared)
     detector = StartAt(inner, epoch=2, update_from=1)
     assert not at(detector, 0).any()
     assert inner.thresholds.tolist() == [1.0] * 4
@@ -149,15 +227,35 @@ def test_state_moves_from_update_from_and_masks_apply_from_epoch(shared: bool) -
     assert at(detector, 2).any()
 
 
+class Levels(Nearest):
+    """Two levels, each with its own state."""
+
+    def find(self, block: Block) -> tuple[Kin, ...]:  # type: ignore[override]
+        degree = super().find(block).degree
+        return tuple(Kin(degree, update={name: block.ids * 1.0}) for name in ("one", "two"))
+
+
+def test_the_state_of_all_levels_moves_in_the_warm_up() -> None:
+    detector = StartAt(Levels(), epoch=2, update_from=1)
+    found = []
+    for epoch in range(3):
+        detector.set_progress(epoch, 10)
+        answer = levels(detector, BLOCK)
+        update = {name for level in answer for name in level.update}
+        found.append((update, any(bool(flagged(level, BLOCK).any()) for level in answer)))
+    assert found == [(set(), False), ({"one", "two"}, False), ({"one", "two"}, True)]
+
+
 def test_without_update_from_the_state_waits_too() -> None:
-    inner = GloFND(4, alpha=0.3, init="quantile")
+    inner = GloFND(num_samples=4, alpha=0.3, init="quantile")
     detector = StartAt(inner, epoch=2)
     at(detector, 1)
     assert inner.thresholds.tolist() == [1.0] * 4
 
 
 def test_from_the_start_it_equals_the_wrapped_detector() -> None:
-    wrapped, bare = StartAt(GloFND(4, alpha=0.3, init="quantile"), epoch=0), GloFND(4, alpha=0.3, init="quantile")
+    bare = GloFND(num_samples=4, alpha=0.3, init="quantile")
+    wrapped = StartAt(GloFND(num_samples=4, alpha=0.3, init="quantile"), epoch=0)
     for _ in range(3):
         assert torch.equal(step(wrapped, BLOCK), step(bare, BLOCK))
     assert {f"detector.{name}" for name in bare.state_dict()} == set(wrapped.state_dict())
@@ -166,26 +264,47 @@ def test_from_the_start_it_equals_the_wrapped_detector() -> None:
 @pytest.mark.parametrize(
     ("detector", "start", "update_from", "due"),
     [
-        (Hierarchy(8, warmup_epochs=10), 20, None, [20]),
-        (Hierarchy(8, warmup_epochs=10), 20, 15, [15]),
-        (Hierarchy(8, warmup_epochs=10), 20, 5, [10]),
-        (Hierarchy(8, warmup_epochs=0), 3, None, [3]),
-        (IFND(8, every=8), 20, None, [20, 24]),
-        (IFND(8, every=50), 20, None, []),  # linear: nothing is accepted in epoch 0
+        (Hierarchy(num_samples=8, warmup_epochs=10), 20, None, [20]),
+        (Hierarchy(num_samples=8, warmup_epochs=10), 20, 15, [15]),
+        (Hierarchy(num_samples=8, warmup_epochs=10), 20, 5, [10]),
+        (Hierarchy(num_samples=8, warmup_epochs=0), 3, None, [3]),
+        (IFND(num_samples=8, every=8), 20, None, [20, 24]),
+        (IFND(num_samples=8, every=50), 20, None, []),  # linear: nothing is accepted in epoch 0
         (FNC(top_k=1), 20, None, []),
     ],
 )
 def test_a_refresh_missed_in_the_warm_up_is_made_up_for(detector: Detector, start: int, update_from: int | None, due: list[int]) -> None:
-    wrapped = StartAt(detector, start, update_from)
+    wrapped = StartAt(detector, epoch=start, update_from=update_from)
     wrapped.set_progress(0, 30)
     assert [epoch for epoch in range(30) if wrapped.due(epoch)] == due
+
+
+def test_both_directions_of_a_bimodal_loss_are_told_the_epoch() -> None:
+    loss_fn = CLIPLoss(detector=StartAt(FNC(top_k=1), epoch=2))
+    z, ids = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    found = []
+    for epoch in (0.0, 1.9, 2.0):
+        loss_fn.set_progress(epoch, 3)
+        loss_fn(z[0], z[1], ids)
+        found.append(int(loss_fn.stats.flagged))
+    assert found == [0, 0, 12]
 
 
 @pytest.mark.parametrize(("epoch", "update_from"), [(-1, None), (2, 3), (2, -1)])
 def test_wrong_epochs(epoch: int, update_from: int | None) -> None:
     with pytest.raises(ValueError, match="must be"):
-        StartAt(FNC(top_k=1), epoch, update_from)
+        StartAt(FNC(top_k=1), epoch=epoch, update_from=update_from)
 
 
 def test_repr() -> None:
-    assert repr(StartAt(FNC(top_k=1), 3)) == "StartAt(FNC(top_k=1), epoch=3, update_from=3)"
+    assert repr(StartAt(FNC(top_k=1), epoch=3)) == "StartAt(FNC(top_k=1), epoch=3, update_from=3)"
+    assert repr(InGuideSpace(Nearest())).startswith("InGuideSpace(Nearest(")
+
+
+def test_the_mask_of_a_graded_detector_is_that_of_the_detector() -> None:
+    for detector in (FNC(top_k=2), GloFND(num_samples=4, alpha=0.3, init="quantile")):
+        step(detector, BLOCK)
+        (plain,), (graded,) = levels(detector, BLOCK), levels(Graded(detector), BLOCK)
+        assert torch.equal(mask(plain, BLOCK), mask(graded, BLOCK))
+        assert graded.degree is not None
+        assert graded.degree.is_floating_point()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kinfolk.detectors import Cave
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from tests.detectors.blocks import dropped, mask, random_block
 
 FEATURES = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [9.0]])
@@ -24,19 +24,19 @@ def refreshed() -> Cave:
 
 def test_only_the_own_cluster_is_kept_and_who_is_alone_keeps_all() -> None:
     block = random_block(0, list(range(6)))
-    roles = refreshed().find(block).levels[0]
+    found = refreshed().find(block)
     group = [0, 0, 0, 1, 1, 2]
     for i, row in enumerate(block.row_ids.tolist()):
         for j, col in enumerate(block.candidate_ids.tolist()):
             wanted = row != col and group[row] != group[col] and row != 5
-            assert dropped(roles, block)[i, j] == wanted
-    assert not mask(roles, block).any()
+            assert dropped(found, block)[i, j] == wanted
+    assert not mask(found, block).any()
 
 
 def test_loss_equals_the_sum_over_the_cluster() -> None:
     g = torch.Generator().manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(2, 6, 4, generator=g, dtype=torch.float64), dim=2)
-    loss = NTXent(0.5, detector=refreshed())(z[0], z[1], torch.arange(6))
+    loss = NTXentLoss(temperature=0.5, detector=refreshed())(z[0], z[1], torch.arange(6))
     group, slow = [0, 0, 0, 1, 1, 2], []
     for i in range(6):
         for v in range(2):
@@ -49,14 +49,17 @@ def test_loss_equals_the_sum_over_the_cluster() -> None:
 
 def test_before_the_first_clustering_it_is_the_base_loss() -> None:
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(NTXent(0.1, detector=Cave(6, 3))(z[0], z[1], torch.arange(6)), NTXent(0.1)(z[0], z[1], torch.arange(6)))
+    assert torch.equal(
+        NTXentLoss(temperature=0.1, detector=Cave(num_samples=6, num_clusters=3))(z[0], z[1], torch.arange(6)),
+        NTXentLoss(temperature=0.1)(z[0], z[1], torch.arange(6)),
+    )
 
 
 def test_gradient_and_cold_coarse_input() -> None:
     z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: NTXent(0.5, detector=refreshed())(x[0], x[1], torch.arange(6)), (z,))
+    assert torch.autograd.gradcheck(lambda x: NTXentLoss(temperature=0.5, detector=refreshed())(x[0], x[1], torch.arange(6)), (z,))
     coarse = z.detach().bfloat16().requires_grad_()
-    loss = NTXent(0.01, detector=refreshed()).bfloat16()(coarse[0], coarse[1], torch.arange(6))
+    loss = NTXentLoss(temperature=0.01, detector=refreshed()).bfloat16()(coarse[0], coarse[1], torch.arange(6))
     loss.backward()
     assert loss.isfinite()
     assert coarse.grad is not None
@@ -64,10 +67,13 @@ def test_gradient_and_cold_coarse_input() -> None:
 
 
 def test_it_is_due_every_so_often_and_saved_whole() -> None:
-    assert [epoch for epoch in range(7) if Cave(6, 3, every=3).due(epoch)] == [0, 3, 6]
-    saved, loaded, z = refreshed(), Cave(6, 3), torch.randn(2, 6, 4)
+    assert [epoch for epoch in range(7) if Cave(num_samples=6, num_clusters=3, every=3).due(epoch)] == [0, 3, 6]
+    saved, loaded, z = refreshed(), Cave(num_samples=6, num_clusters=3), torch.randn(2, 6, 4)
     loaded.load_state_dict(saved.state_dict())
-    assert torch.equal(NTXent(0.1, detector=saved)(z[0], z[1], torch.arange(6)), NTXent(0.1, detector=loaded)(z[0], z[1], torch.arange(6)))
+    assert torch.equal(
+        NTXentLoss(temperature=0.1, detector=saved)(z[0], z[1], torch.arange(6)),
+        NTXentLoss(temperature=0.1, detector=loaded)(z[0], z[1], torch.arange(6)),
+    )
     for detector in (saved, loaded):
         detector.refresh(FEATURES.flip(0), 0.5)
     assert torch.equal(saved.clusters.labels, loaded.clusters.labels)
@@ -88,19 +94,18 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 
 def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match="`features` of all samples must be given"):
-        Cave(6, 3).refresh(None, 0.0)
+        Cave(num_samples=6, num_clusters=3).refresh(None, 0.0)
     with pytest.raises(ValueError, match=r"`ids` \(=6\) must be in \[0, 6\)"):
-        refreshed().find(random_block(0, list(range(7))))
-    assert repr(eval(repr(Cave(6, 3, every=2)))) == "Cave(num_samples=6, num_clusters=3, every=2)"
+        NTXentLoss(temperature=0.1, detector=refreshed())(torch.eye(7), torch.eye(7), torch.arange(7))
+    assert repr(eval(repr(Cave(num_samples=6, num_clusters=3, every=2)))) == "Cave(num_samples=6, num_clusters=3, every=2)"
 
 
 def test_several_clusterings() -> None:
-    detector = Cave(30, num_clusters=(3, 5))
+    detector = Cave(num_samples=30, num_clusters=(3, 5))
     assert repr(detector) == "Cave(num_samples=30, num_clusters=(3, 5))"
     detector.refresh(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), 0.0)
     block = random_block(0, [3, 17, 8, 21, 0, 29], num_views=1)
-    (roles,) = detector.find(block).levels
-    dropped_RC = dropped(roles, block)
+    dropped_RC = dropped(detector.find(block), block)
     labels = detector.clusters.labels
     for row, i in enumerate(block.row_ids.tolist()):
         members = [j != i and any(level[i] == level[j] for level in labels) for j in block.candidate_ids.tolist()]

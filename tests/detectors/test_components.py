@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +7,9 @@ from torch import Tensor
 
 from kinfolk.detectors import Components, Oracle
 from kinfolk.detectors.components import components
-from kinfolk.objectives import NTXent
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.objectives import NTXentLoss
+from kinfolk.pairs import OUT, Block, Pairs
+from tests.detectors.blocks import kin
 
 
 def searched(z: Tensor, ids: list[int]) -> list[set[int]]:
@@ -62,36 +61,30 @@ def test_attracts_the_component_and_nothing_else(block_rows: int | None) -> None
     z = F.normalize(torch.stack((z1, z2), 1).flatten(0, 1), dim=1)
     key = components(z, torch.arange(8).repeat_interleave(2))[::2]
     assert 1 < len(set(key.tolist())) < 8
-    loss_fn = NTXent(0.3, detector=Components(), action="attract", block_rows=block_rows)
-    expected = NTXent(0.3, detector=Oracle(key), action="attract")(z1, z2, torch.arange(8))
+    loss_fn = NTXentLoss(temperature=0.3, detector=Components(), action="attract", block_rows=block_rows)
+    expected = NTXentLoss(temperature=0.3, detector=Oracle(key), action="attract")(z1, z2, torch.arange(8))
     torch.testing.assert_close(loss_fn(z1, z2, torch.arange(8)), expected)
 
 
 def test_an_anchor_outside_the_candidates_joins_the_nearest() -> None:
     queue = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     anchors = torch.tensor([[0.2, 0.8], [0.8, 0.2]])
-    block = Block(anchors @ queue.T, torch.tensor([7, 8]), torch.arange(4), 1, torch.full((2,), 4), candidates_CD=queue)
-    (roles,) = Components().find(block).levels
-    assert roles.kin is not None
-    assert roles.kin.mask(block.sim_RC).tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
-    own = Block(torch.full((1, 4), LEFT_OUT), torch.tensor([0]), torch.zeros(4, dtype=torch.int64), 1, torch.zeros(1), candidates_CD=queue)
-    assert len(Components().find(own).levels) == 1
+    block = prepared(anchors @ queue.T, torch.tensor([7, 8]), torch.arange(4), queue)
+    assert kin(Components(), block).tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
+    own = prepared(torch.full((1, 4), OUT), torch.tensor([0]), torch.zeros(4, dtype=torch.int64), queue)
+    assert not kin(Components(), own).any()
+
+
+def prepared(sim: Tensor, ids: Tensor, candidate_ids: Tensor, candidates: Tensor) -> Block:
+    found = Components().prepare(candidate_ids, candidates, None)
+    return Block(sim, ids, candidate_ids, 1, (sim > -2).sum(1), prepared=found)
 
 
 def test_candidates_written_in_place_are_looked_at_again() -> None:
-    bank, detector = torch.eye(4), Components()
-    ids, number = torch.tensor([9]), torch.full((1,), 4)
-    masks = []
-    for rows in ([0, 0, 1, 1], [0, 1, 0, 1]):
+    bank, loss_fn = torch.eye(4), NTXentLoss(detector=Components(), action="attract")
+    ids, flagged = torch.tensor([9]), []
+    for rows in ([0, 0, 1, 1], [0, 0, 0, 0]):
         bank.copy_(torch.eye(4)[rows])
-        (roles,) = detector.find(Block(bank[:1] @ bank.T, ids, torch.arange(4), 1, number, candidates_CD=bank)).levels
-        assert roles.kin is not None
-        masks.append(roles.kin.mask(bank[:1]).tolist())
-    assert masks[0] != masks[1]
-
-
-def test_a_copy_remembers_no_batch() -> None:
-    detector = Components()
-    NTXent(0.3, detector=detector)(torch.eye(4), torch.eye(4))
-    assert detector._last is not None
-    assert copy.deepcopy(detector)._last is None
+        loss_fn.on(Pairs(torch.eye(4)[:1], bank, bank[:1].unsqueeze(1), ids, torch.arange(4)))
+        flagged.append(int(loss_fn.stats.flagged))
+    assert flagged == [2, 4]

@@ -11,13 +11,13 @@ from kinfolk.detectors import Detector
 
 def detectors() -> dict[str, Detector]:
     return {
-        "glofnd": kf.GloFND(6, 0.1),
-        "glofnd, alpha per sample": kf.GloFND(6, torch.linspace(0, 0.3, 6)),
-        "glofnd, adam": kf.GloFND(6, 0.1, rule="adam"),
-        "start": kf.StartAt(kf.GloFND(6, 0.1), epoch=1),
-        "ring": kf.Ring(0.2, 0.9, num_samples=6, boundaries="learned"),
-        "ifnd": kf.IFND(6, num_clusters=(2,)),
-        "hierarchy": kf.Hierarchy(6),
+        "glofnd": kf.GloFND(num_samples=6, alpha=0.1),
+        "glofnd, alpha per sample": kf.GloFND(num_samples=6, alpha=torch.linspace(0, 0.3, 6)),
+        "glofnd, adam": kf.GloFND(num_samples=6, alpha=0.1, rule="adam"),
+        "start": kf.StartAt(kf.GloFND(num_samples=6, alpha=0.1), epoch=1),
+        "ring": kf.Ring(lower=0.2, upper=0.9, num_samples=6, boundaries="learned"),
+        "ifnd": kf.IFND(num_samples=6, num_clusters=(2,)),
+        "hierarchy": kf.Hierarchy(num_samples=6),
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.detectors import FNC
-from kinfolk.pairs import Block
+from kinfolk.pairs import OUT, Block
 from tests.detectors.blocks import kin, random_block
 from tests.reference import detection
 
@@ -19,19 +19,20 @@ from tests.reference import detection
 def test_top_k_equals_the_sorted_row(seed: int, top_k: int, dtype: torch.dtype) -> None:
     block = random_block(seed, [0, 1, 2, 3, 1], dtype=dtype)
     found = kin(FNC(top_k=top_k), block)
-    for row, flags in zip(block.sim_RC.tolist(), found, strict=True):
+    rows = block.sim_RC.masked_fill(block.sim_RC < -2, -torch.inf).tolist()
+    for row, flags in zip(rows, found, strict=True):
         assert set(flags.nonzero().flatten().tolist()) == detection.fnc(row, top_k)
 
 
-@pytest.mark.parametrize(("fraction", "k"), [(0.01, 1), (0.2, 3), (0.26, 4), (0.99, 14)])
-def test_fraction_is_of_the_row_s_negatives_and_at_least_one(fraction: float, k: int) -> None:
+@pytest.mark.parametrize(("alpha", "k"), [(0.01, 1), (0.2, 3), (0.26, 4), (0.99, 14)])
+def test_alpha_is_a_share_of_the_row_s_negatives_and_at_least_one(alpha: float, k: int) -> None:
     block = random_block(3, list(range(8)))  # 14 negatives
-    assert kin(FNC(fraction=fraction), block).sum(1).tolist() == [k] * 16
+    assert kin(FNC(alpha=alpha), block).sum(1).tolist() == [k] * 16
 
 
 def test_each_row_counts_its_own_negatives() -> None:
     block = random_block(3, [0, 0, 0, 1, 2])  # sample 0 has 4 negatives, the others 8
-    assert kin(FNC(fraction=0.5), block).sum(1).tolist() == [2] * 6 + [4] * 4
+    assert kin(FNC(alpha=0.5), block).sum(1).tolist() == [2] * 6 + [4] * 4
 
 
 def test_min_similarity_alone_and_together_with_top_k() -> None:
@@ -42,14 +43,14 @@ def test_min_similarity_alone_and_together_with_top_k() -> None:
 
 
 def test_ties_with_the_last_are_kin_too_and_own_candidates_never() -> None:
-    sim = torch.tensor([[-torch.inf, 0.5, 0.2, 0.5, 0.5]])
+    sim = torch.tensor([[OUT, 0.5, 0.2, 0.5, 0.5]])
     block = Block(sim, torch.tensor([0]), torch.arange(5), 1, torch.tensor([4]))
     assert kin(FNC(top_k=2), block).tolist() == [[False, True, False, True, True]]
 
 
 def test_a_row_without_negatives_flags_nothing() -> None:
-    block = Block(torch.full((1, 3), -torch.inf), torch.tensor([0]), torch.zeros(3, dtype=torch.int64), 1, torch.tensor([0]))
-    assert not kin(FNC(fraction=0.5), block).any()
+    block = Block(torch.full((1, 3), OUT), torch.tensor([0]), torch.zeros(3, dtype=torch.int64), 1, torch.tensor([0]))
+    assert not kin(FNC(alpha=0.5), block).any()
     assert not kin(FNC(top_k=2), block).any()
 
 
@@ -57,7 +58,7 @@ def test_the_order_of_candidates_changes_nothing_and_similarities_stay() -> None
     block, order = random_block(5, list(range(6)), dtype=torch.bfloat16), torch.randperm(12)
     before = block.sim_RC.clone()
     moved = Block(block.sim_RC[:, order], block.ids, block.candidate_ids[order], 2, block.num_negatives_b)
-    assert torch.equal(kin(FNC(fraction=0.3), block)[:, order], kin(FNC(fraction=0.3), moved))
+    assert torch.equal(kin(FNC(alpha=0.3), block)[:, order], kin(FNC(alpha=0.3), moved))
     assert torch.equal(block.sim_RC, before)
 
 
@@ -65,8 +66,8 @@ def test_the_order_of_candidates_changes_nothing_and_similarities_stay() -> None
     ("arguments", "message"),
     [
         ({}, "at least one of"),
-        ({"fraction": 0.1, "top_k": 2}, "exclude each other"),
-        ({"fraction": 1.0}, r"`fraction` \(=1.0\) must be in \(0, 1\)"),
+        ({"alpha": 0.1, "top_k": 2}, "exclude each other"),
+        ({"alpha": 1.0}, r"`alpha` \(=1.0\) must be in \(0, 1\)"),
         ({"top_k": 0}, r"`top_k` \(=0\) must be at least 1"),
         ({"min_similarity": 1.5}, r"`min_similarity` \(=1.5\) must be in \[-1, 1\]"),
     ],
@@ -77,4 +78,4 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_repr_is_the_call() -> None:
-    assert repr(eval(repr(FNC(fraction=0.01, min_similarity=0.3)))) == "FNC(fraction=0.01, min_similarity=0.3)"
+    assert repr(eval(repr(FNC(alpha=0.01, min_similarity=0.3)))) == "FNC(alpha=0.01, min_similarity=0.3)"

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.detectors import FNC, IFND, Components, GloFND, Graded, Guide, Known, Neighbours, Oracle
-from kinfolk.detectors.base import Found
+from kinfolk.detectors import FNC, IFND, Components, GloFND, Graded, Known, Neighbours, Oracle
 from kinfolk.frameworks.registry import Context, build_detector, parse
-from kinfolk.kinship import Mask, Roles
-from kinfolk.objectives import FastCLIP, NTXent, SogCLR
+from kinfolk.kinship import Action, Kin
+from kinfolk.objectives import FastCLIPLoss, NTXentLoss, SogCLRLoss
 from kinfolk.objectives.base import Objective
-from kinfolk.pairs import Action, Block
+from kinfolk.pairs import Block
 from tests.detectors.test_guide import require_equal
 
 N, B = 12, 7
@@ -52,23 +51,23 @@ def test_kin_above_a_threshold_are_attracted_by_their_margin(own_weight: float |
     z = F.normalize(torch.cat((z1, z2)).detach(), dim=1)
     degree = ((z @ z.T - 0.3) / 0.7).clamp(0, 1)
     assert 0 < (degree > 0).float().mean() < 1
-    loss_fn = NTXent(0.3, detector=Graded(FNC(min_similarity=0.3)), action="attract", own_weight=own_weight, block_rows=4)
+    loss_fn = NTXentLoss(temperature=0.3, detector=Graded(FNC(min_similarity=0.3)), action="attract", own_weight=own_weight, block_rows=4)
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, own_weight), z1, z2)
 
 
 def test_clusterings_agree_to_a_degree() -> None:
     z1, z2, ids = views()
-    detector = Neighbours(N, num_clusters=3, num_clusterings=2, num_background=None)
+    detector = Neighbours(num_samples=N, num_clusters=3, num_clusterings=2, num_background=None)
     detector.refresh(F.normalize(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), dim=1), 0.5)
     labels = detector.clusters.labels[:, ids.repeat(2)]
     degree = torch.stack([level.unsqueeze(1) == level for level in labels]).double().mean(0)
     assert {0.0, 0.5, 1.0} == set(degree.flatten().tolist())
-    loss_fn = NTXent(0.3, detector=Graded(detector), action="attract")
+    loss_fn = NTXentLoss(temperature=0.3, detector=Graded(detector), action="attract")
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, None), z1, z2)
 
 
 def refreshed_ifnd(**given: Any) -> IFND:
-    detector = IFND(N, schedule="constant", **given)
+    detector = IFND(num_samples=N, schedule="constant", **given)
     detector.refresh(F.normalize(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), dim=1), 0.5)
     return detector
 
@@ -86,16 +85,18 @@ def test_pseudo_labels_count_by_the_lower_confidence(num_clusters: tuple[int, ..
                 if labels[i] == labels[j]:
                     degree[a, c] += min(sure[i], sure[j]) / max(sure) / len(num_clusters)
     assert ((degree > 0) & (degree < 0.99)).any()
-    loss_fn = NTXent(0.3, detector=Graded(detector), action="attract", block_rows=4)
+    loss_fn = NTXentLoss(temperature=0.3, detector=Graded(detector), action="attract", block_rows=4)
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, None), z1, z2)
 
 
 @pytest.mark.parametrize("action", ["attract", "reweight"])
-def test_equally_sure_pseudo_labels_have_the_degree_one(action: str) -> None:
+def test_equally_sure_pseudo_labels_have_the_degree_one(action: Action) -> None:
     z1, z2, ids = views()
     plain = refreshed_ifnd(num_clusters=(3,))
     plain.load_state_dict({**plain.state_dict(), "confidence": torch.full_like(plain.confidence, 0.3)})
-    one, other = (NTXent(0.3, detector=each, action=action, kin_weight=0.0) for each in (plain, Graded(copy.deepcopy(plain))))  # type: ignore[arg-type]
+    one, other = (
+        NTXentLoss(temperature=0.3, detector=each, action=action, kin_weight=0.0) for each in (plain, Graded(copy.deepcopy(plain)))
+    )
     require_equal(one(z1, z2, ids), other(z1, z2, ids), z1, z2)
 
 
@@ -115,8 +116,8 @@ def test_listed_pairs_are_attracted_by_their_similarity(symmetric: bool, own_wei
             degree[a, c] = min(max([0.0, *there]), 1.0) if i != j else 0.0
     assert len(set(degree.flatten().tolist())) > 3
     pairs, similar = torch.tensor([each[:2] for each in LISTED]), torch.tensor([each[2] for each in LISTED])
-    detector = Graded(Known(N, pairs, symmetric, similarities=similar))
-    loss_fn = NTXent(0.3, detector=detector, action="attract", own_weight=own_weight, block_rows=4)
+    detector = Graded(Known(num_samples=N, pairs=pairs, symmetric=symmetric, similarities=similar))
+    loss_fn = NTXentLoss(temperature=0.3, detector=detector, action="attract", own_weight=own_weight, block_rows=4)
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree.float().double(), own_weight), z1, z2)
 
 
@@ -124,9 +125,13 @@ def test_listed_pairs_are_attracted_by_their_similarity(symmetric: bool, own_wei
 def test_listed_pairs_of_similarity_one_are_plain_kin(action: Any) -> None:
     z1, z2, ids = views()
     pairs = torch.tensor([each[:2] for each in LISTED])
-    ones = Known(N, pairs, similarities=torch.ones(len(pairs)))
-    for plain in (Known(N, pairs), Graded(Known(N, pairs)), ones):  # without similarities or degrees nothing changes
-        one, other = (NTXent(0.3, detector=each, action=action, kin_weight=0.0) for each in (plain, Graded(ones)))
+    ones = Known(num_samples=N, pairs=pairs, similarities=torch.ones(len(pairs)))
+    for plain in (
+        Known(num_samples=N, pairs=pairs),
+        Graded(Known(num_samples=N, pairs=pairs)),
+        ones,
+    ):  # without similarities or degrees nothing changes
+        one, other = (NTXentLoss(temperature=0.3, detector=each, action=action, kin_weight=0.0) for each in (plain, Graded(ones)))
         require_equal(one(z1, z2, ids), other(z1, z2, ids), z1, z2)
 
 
@@ -134,11 +139,11 @@ def test_listed_pairs_of_similarity_one_are_plain_kin(action: Any) -> None:
 def test_a_degree_of_one_is_what_it_was(action: str) -> None:
     """Labels agree or do not; in the losses that attracted kin leave, and in those in which they stay."""
     z1, z2, ids = views()
-    losses: list[Any] = [NTXent, SogCLR, FastCLIP]
+    losses: list[Any] = [NTXentLoss, SogCLRLoss, FastCLIPLoss]
     for kind in losses:
-        first = [] if kind is NTXent else [N]
+        first = {} if kind is NTXentLoss else {"num_samples": N}
         plain, degrees = (
-            kind(*first, temperature=0.3, detector=detector, action=action, kin_weight=0.0)
+            kind(**first, temperature=0.3, detector=detector, action=action, kin_weight=0.0)
             for detector in (Oracle(torch.arange(N) % 3), Graded(Oracle(torch.arange(N) % 3)))
         )
         require_equal(plain(z1, z2, ids), degrees(z1, z2, ids), z1, z2)
@@ -147,7 +152,7 @@ def test_a_degree_of_one_is_what_it_was(action: str) -> None:
 def test_half_a_degree_leaves_half_of_a_negative_where_attracted_kin_leave() -> None:
     z1, z2, ids = views()
     z = F.normalize(torch.cat((z1, z2)).detach(), dim=1)
-    loss_fn = SogCLR(N, 0.3, gamma=1.0, detector=Graded(FNC(min_similarity=0.3)), action="attract")
+    loss_fn = SogCLRLoss(num_samples=N, temperature=0.3, gamma=1.0, detector=Graded(FNC(min_similarity=0.3)), action="attract")
     other = torch.eye(B).repeat(2, 2) == 0
     sim, degree = F.normalize(torch.cat((z1, z2)), dim=1), ((z @ z.T - 0.3) / 0.7).clamp(0, 1) * other
     sim = sim @ sim.T
@@ -167,19 +172,18 @@ def test_it_is_a_setting_of_every_detector() -> None:
 
 def test_the_share_of_the_own_positive_is_refused_where_there_is_nothing_to_share() -> None:
     with pytest.raises(ValueError, match=r"`own_weight` \(=0.5\) must be None with `action` \(='eliminate'\)"):
-        NTXent(0.3, detector=FNC(top_k=2), own_weight=0.5)
+        NTXentLoss(temperature=0.3, detector=FNC(top_k=2), own_weight=0.5)
     with pytest.raises(ValueError, match=r"`own_weight` \(=1.5\) must be in \[0, 1\]"):
-        NTXent(0.3, detector=FNC(top_k=2), action="attract", own_weight=1.5)
+        NTXentLoss(temperature=0.3, detector=FNC(top_k=2), action="attract", own_weight=1.5)
 
 
 class FullDegrees(Oracle):
     """The oracle's kin with the degree 1."""
 
-    def find(self, block: Block) -> Found:
-        (roles,) = super().find(block).levels
-        assert roles.kin is not None
-        mask = roles.kin.mask(block.sim_RC)
-        return Found((Roles(kin=Mask(mask, torch.ones_like(mask))),))
+    def find(self, block: Block) -> Kin:
+        degree = super().find(block).degree
+        assert degree is not None
+        return Kin(degree.to(block.sim_RC.dtype))
 
 
 @pytest.mark.parametrize("min_negatives", [1, 3])
@@ -197,14 +201,14 @@ def test_kin_with_the_degree_one_leave_min_negatives(action: Action, kin_weight:
 
 
 def sogclr(**given: Any) -> Objective:
-    return SogCLR(N, 0.3, **given)
+    return SogCLRLoss(num_samples=N, temperature=0.3, **given)
 
 
 def ntxent(**given: Any) -> Objective:
-    return NTXent(0.3, **given)
+    return NTXentLoss(temperature=0.3, **given)
 
 
-@pytest.mark.parametrize("given", [{"top_k": 1}, {"top_k": 2}, {"fraction": 0.2}, {"top_k": 2, "min_similarity": 0.6}])
+@pytest.mark.parametrize("given", [{"top_k": 1}, {"top_k": 2}, {"alpha": 0.2}, {"top_k": 2, "min_similarity": 0.6}])
 def test_degrees_of_the_most_similar_begin_at_the_next_similarity(given: dict[str, Any]) -> None:
     z1, z2, ids = views()
     k = given.get("top_k", round(0.2 * (2 * B - 2)))
@@ -216,20 +220,22 @@ def test_degrees_of_the_most_similar_begin_at_the_next_similarity(given: dict[st
         for sim, j in others[:k]:
             degree[i, j] = max(0.0, (sim - lower) / (1 - lower))
     assert ((degree > 0).sum(1) == k).all() or "min_similarity" in given
-    loss_fn = NTXent(0.3, detector=Graded(FNC(**given)), action="attract", block_rows=4)
+    loss_fn = NTXentLoss(temperature=0.3, detector=Graded(FNC(**given)), action="attract", block_rows=4)
     require_equal(loss_fn(z1, z2, ids), weighted_attraction(z1, z2, 0.3, degree, None), z1, z2)
 
 
 @pytest.mark.parametrize("kin_weight", [0.0, 0.3])
 def test_kin_without_degrees_have_the_kin_weight(kin_weight: float) -> None:
     z1, z2, ids = views()
-    for detector in (Oracle(torch.arange(N) % 3), Components(), Guide(torch.eye(3)[torch.arange(N) % 3], margin=0.5)):
-        plain, graded = (NTXent(0.3, detector=each, action="reweight", kin_weight=kin_weight) for each in (detector, Graded(detector)))
+    for detector in (Oracle(torch.arange(N) % 3), Components()):
+        plain, graded = (
+            NTXentLoss(temperature=0.3, detector=each, action="reweight", kin_weight=kin_weight) for each in (detector, Graded(detector))
+        )
         require_equal(graded(z1, z2, ids), plain(z1, z2, ids), z1, z2)
 
 
 @pytest.mark.parametrize("action", ["attract", "reweight"])
 def test_a_sample_without_negatives_has_no_degrees(action: Action) -> None:
-    loss_fn = NTXent(0.3, detector=Graded(GloFND(4, alpha=0.3, init="quantile")), action=action)
+    loss_fn = NTXentLoss(temperature=0.3, detector=Graded(GloFND(num_samples=4, alpha=0.3, init="quantile")), action=action)
     loss = loss_fn(torch.ones(1, 4, requires_grad=True), torch.eye(4)[:1], torch.tensor([0]))
     assert loss.item() == 0.0, "only the positive is left"

@@ -14,8 +14,10 @@ from torch import Tensor
 import kinfolk as kf
 from kinfolk.detectors import Guide, Oracle
 from kinfolk.errors import KinfolkError, UsageError
-from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
-from kinfolk.pairs import ACTIONS, LEFT_OUT, Action, Block
+from kinfolk.kinship import ACTIONS, Action
+from kinfolk.objectives import CLIPLoss, NTXentLoss, SogCLRLoss
+from kinfolk.pairs import OUT, Block
+from tests.detectors.blocks import kin
 from tests.reference.guide import soft_targets
 
 N, B = 12, 7
@@ -42,8 +44,8 @@ def require_equal(ours: Tensor, slow: Tensor, *inputs: Tensor) -> None:
 def test_one_hot_labels_are_the_oracle(action: Action, block_rows: int | None) -> None:
     z1, z2, ids = views()
     labels = torch.arange(N) % 3
-    guided = NTXent(0.3, detector=Guide(torch.eye(3)[labels], margin=0.5), action=action, block_rows=block_rows)
-    known = NTXent(0.3, detector=Oracle(labels), action=action, block_rows=block_rows)
+    guided = NTXentLoss(temperature=0.3, detector=Guide(torch.eye(3)[labels], margin=0.5), action=action, block_rows=block_rows)
+    known = NTXentLoss(temperature=0.3, detector=Oracle(labels), action=action, block_rows=block_rows)
     require_equal(guided(z1, z2, ids), known(z1, z2, ids), z1, z2)
     assert torch.equal(guided.stats.counts()[:3], known.stats.counts()[:3])
 
@@ -54,28 +56,27 @@ def test_soft_attraction_is_the_cross_entropy_to_the_guides_softmax(block_rows: 
     z1, z2, ids = views()
     unit = F.normalize(features(), dim=1)[ids]
     guide = Guide(features() * 3, temperature=0.4)
-    loss_fn = NTXent(0.3, detector=guide, action="attract", own_weight=own_weight, block_rows=block_rows)
+    loss_fn = NTXentLoss(temperature=0.3, detector=guide, action="attract", own_weight=own_weight, block_rows=block_rows)
     require_equal(loss_fn(z1, z2, ids), soft_targets(z1, z2, unit @ unit.T, 0.3, 0.4, own_weight), z1, z2)
 
 
 def test_alpha_takes_the_highest_similarities_of_each_row_but_its_own() -> None:
     sim = torch.zeros(3, N)
     ids, all_ids = torch.tensor([2, 7, 11]), torch.arange(N)
-    sim[torch.arange(3), ids] = LEFT_OUT
+    sim[torch.arange(3), ids] = OUT
     block = Block(sim, ids, all_ids, 1, torch.full((3,), N - 1))
-    (roles,) = Guide(features(), alpha=0.25).find(block).levels
-    assert roles.kin is not None
+    found = kin(Guide(features(), alpha=0.25), block)
     unit = F.normalize(features(), dim=1)
     for row, anchor in enumerate(ids.tolist()):
         nearest = sorted((j for j in range(N) if j != anchor), key=lambda j: -float(unit[anchor] @ unit[j]))[:3]
-        assert roles.kin.mask(sim)[row].nonzero().flatten().tolist() == sorted(nearest)
+        assert found[row].nonzero().flatten().tolist() == sorted(nearest)
 
 
 def test_the_margin_is_below_the_similarity_to_the_positive() -> None:
     z1, z2, ids = views()
     unit = F.normalize(features(), dim=1)[ids]
     near = (unit @ unit.T > 1 - 0.6) & ~torch.eye(B, dtype=torch.bool)
-    loss_fn = NTXent(0.3, detector=Guide(features(), margin=0.6))
+    loss_fn = NTXentLoss(temperature=0.3, detector=Guide(features(), margin=0.6))
     loss_fn(z1, z2, ids)
     assert int(loss_fn.stats.flagged) == 4 * int(near.sum()) > 0
 
@@ -83,10 +84,10 @@ def test_the_margin_is_below_the_similarity_to_the_positive() -> None:
 def test_degrees_are_factors_of_reweight() -> None:
     """A guide that finds all samples equal leaves nothing of the negatives but the positive's own share."""
     z1, z2, ids = views()
-    same = NTXent(0.3, detector=Guide(torch.ones(N, 2), temperature=0.1), action="reweight")(z1, z2, ids)
+    same = NTXentLoss(temperature=0.3, detector=Guide(torch.ones(N, 2), temperature=0.1), action="reweight")(z1, z2, ids)
     assert same.item() == pytest.approx(0, abs=1e-12)
-    apart = NTXent(0.3, detector=Guide(torch.eye(N), temperature=0.01), action="reweight")(z1, z2, ids)
-    torch.testing.assert_close(apart, NTXent(0.3)(z1, z2, ids))
+    apart = NTXentLoss(temperature=0.3, detector=Guide(torch.eye(N), temperature=0.01), action="reweight")(z1, z2, ids)
+    torch.testing.assert_close(apart, NTXentLoss(temperature=0.3)(z1, z2, ids))
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
@@ -103,8 +104,8 @@ def test_a_file_is_mapped_and_never_written(tmp_path: Path, suffix: str) -> None
     assert guide.features.dtype == torch.float16
     assert torch.equal(guide.features, half)
     z1, z2, ids = views()
-    same = NTXent(0.3, detector=Guide(half, margin=0.5))(z1, z2, ids)
-    assert torch.equal(NTXent(0.3, detector=guide)(z1, z2, ids), same)
+    same = NTXentLoss(temperature=0.3, detector=Guide(half, margin=0.5))(z1, z2, ids)
+    assert torch.equal(NTXentLoss(temperature=0.3, detector=guide)(z1, z2, ids), same)
     assert path.read_bytes() == before
     assert not guide.state_dict()
 
@@ -120,7 +121,7 @@ def test_a_copy_shares_the_features() -> None:
 
 def test_the_candidates_own_modality_guides_without_a_file() -> None:
     images, texts, ids = views()
-    loss_fn = CLIPLoss(0.3, learnable=False, detector=Guide(temperature=0.5), action="reweight")
+    loss_fn = CLIPLoss(temperature=0.3, learnable=False, detector=Guide(temperature=0.5), action="reweight")
     i, t = F.normalize(images, dim=1), F.normalize(texts, dim=1)
     total = torch.zeros((), dtype=torch.float64)
     for anchors, others in ((i, t), (t, i)):
@@ -130,14 +131,14 @@ def test_the_candidates_own_modality_guides_without_a_file() -> None:
         total = total + (torch.log((weight * torch.exp(logits)).sum(1)) - logits.diag()).mean() / 2
     require_equal(loss_fn(images, texts, ids), total, images, texts)
     with pytest.raises(ValueError, match="the guide needs `features`"):
-        NTXent(0.3, detector=Guide(alpha=0.1))(images, texts, ids)
+        NTXentLoss(temperature=0.3, detector=Guide(alpha=0.1))(images, texts, ids)
 
 
 def test_degrees_of_one_are_what_hard_attraction_is() -> None:
     """Also where attracted kin leave the denominator."""
     z1, z2, ids = views()
     labels = torch.eye(3)[torch.arange(N) % 3]
-    for make in (lambda **given: NTXent(0.3, **given), lambda **given: SogCLR(N, 0.3, **given)):
+    for make in (lambda **given: NTXentLoss(temperature=0.3, **given), lambda **given: SogCLRLoss(num_samples=N, temperature=0.3, **given)):
         soft = make(detector=Guide(labels, temperature=1e-3), action="attract")(z1, z2, ids)
         hard = make(detector=Guide(labels, margin=0.5), action="attract")(z1, z2, ids)
         require_equal(soft, hard, z1, z2)
@@ -161,7 +162,7 @@ def test_impossible_settings_are_refused(given: dict[str, Any], words: str) -> N
 
 def test_soft_kin_cannot_be_eliminated() -> None:
     with pytest.raises(ValueError, match=r"`action` \(='eliminate'\) must be 'attract' or 'reweight' with Guide"):
-        NTXent(0.3, detector=Guide(features(), temperature=0.1))
+        NTXentLoss(temperature=0.3, detector=Guide(features(), temperature=0.1))
 
 
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -186,25 +187,13 @@ class Counting(Guide):
         return super()._read(ids, dtype)
 
 
-def test_candidates_are_read_once_a_step_and_of_a_queue_only_what_is_new() -> None:
-    guide = Counting(features(), alpha=0.2)
-    queue_ids = torch.arange(10)
-
-    def step() -> tuple[int, list[Tensor]]:
-        before, found = guide.read, []
-        for start in range(0, 6, 2):
-            block = Block(torch.zeros(2, 10), torch.arange(start, start + 2), queue_ids, 1, torch.full((2,), 10))
-            (roles,) = guide.find(block).levels
-            assert roles.kin is not None
-            found.append(roles.kin.mask(block.sim_RC))
-        return guide.read - before, found
-
-    assert step()[0] == 10 + 6
-    queue_ids[3:5] = torch.tensor([11, 10])
-    number, found = step()
-    assert number == 2 + 6
-    guide = Counting(features(), alpha=0.2)  # nothing is known of the step before
-    assert all(torch.equal(one, other) for one, other in zip(found, step()[1], strict=True))
+@pytest.mark.parametrize("block_rows", [None, 2])
+def test_candidates_are_read_once_a_step(block_rows: int | None) -> None:
+    guide, (z1, z2, ids) = Counting(features(), alpha=0.2), views()
+    loss_fn = NTXentLoss(temperature=0.3, detector=guide, block_rows=block_rows)
+    for steps in (1, 2):
+        loss_fn(z1, z2, ids)
+        assert guide.read == steps * (2 * B + B), "2B candidates, and the B samples of the anchors"
 
 
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "not all finite"), (float("inf"), "not all finite"), (0.0, "all 0")])
@@ -222,7 +211,7 @@ def test_an_array_is_taken_as_it_is() -> None:
     array = features().numpy().copy()
     array.flags.writeable = False
     z1, z2, ids = views()
-    losses = [NTXent(0.3, detector=Guide(given, alpha=0.2))(z1, z2, ids) for given in (features(), array)]
+    losses = [NTXentLoss(temperature=0.3, detector=Guide(given, alpha=0.2))(z1, z2, ids) for given in (features(), array)]
     assert torch.equal(*losses)
     assert repr(Guide(array, alpha=0.2)) == "Guide(<12 features>, alpha=0.2)"
 
@@ -249,7 +238,7 @@ def test_a_training_takes_features_in_memory_as_a_detector(given: Any) -> None:
 
 def test_a_training_goes_on_after_inference_mode() -> None:
     z1, z2, ids = views()
-    loss_fn = NTXent(0.3, detector=Guide(features(), alpha=0.2), block_rows=4)
+    loss_fn = NTXentLoss(temperature=0.3, detector=Guide(features(), alpha=0.2), block_rows=4)
     before = loss_fn(z1, z2, ids)
     other = ids.clone()
     other[0] = next(each for each in range(N) if each not in ids)
@@ -257,3 +246,62 @@ def test_a_training_goes_on_after_inference_mode() -> None:
         changed = loss_fn(z1, z2, other.clone())
     torch.testing.assert_close(loss_fn(z1, z2, ids), before)
     torch.testing.assert_close(loss_fn(z1, z2, other), changed.clone())
+
+
+def two_tables() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(8)
+    anchors, noise = (torch.randn(N, 4, dtype=torch.float64, generator=g) for _ in range(2))
+    return anchors * 3, anchors + noise
+
+
+@pytest.mark.parametrize(("margin", "relative"), [(0.0, False), (0.3, False), (0.3, True)])
+def test_two_tables_are_gistembed_in_both_directions(margin: float, relative: bool) -> None:
+    """Negatives that the guide finds closer than the positive, less a margin, leave the sum."""
+    one, other, ids = views()
+    questions, answers = two_tables()
+    guide = Guide(questions, positives=answers, margin=margin, relative=relative)
+    loss_fn = CLIPLoss(temperature=0.3, learnable=False, detector=guide, block_rows=4)
+    total, flagged = torch.zeros((), dtype=torch.float64), 0
+    q, a = F.normalize(questions, dim=1)[ids], F.normalize(answers, dim=1)[ids]
+    for anchors, others, own, candidates in ((one, other, q, a), (other, one, a, q)):
+        logits = F.normalize(anchors, dim=1) @ F.normalize(others, dim=1).T / 0.3
+        for i in range(B):
+            sims = [float(own[i] @ candidates[j]) for j in range(B)]
+            level = sims[i] - (margin * abs(sims[i]) if relative else margin)
+            kept = [j for j in range(B) if j != i and sims[j] <= level]
+            flagged += B - 1 - len(kept)
+            kept = kept or [int(logits[i].masked_fill(torch.arange(B) == i, torch.inf).argmin())]
+            total = total + (logits[i, [i, *kept]].logsumexp(0) - logits[i, i]) / (2 * B)
+    require_equal(loss_fn(one, other, ids), total, one, other)
+    assert 0 < flagged <= int(loss_fn.stats.flagged) + 2 * B
+
+
+def test_equal_tables_are_one_table() -> None:
+    z1, z2, ids = views()
+    for given in ({"margin": 0.6}, {"alpha": 0.2}, {"margin": 0.6, "relative": True}):
+        one, two = (
+            CLIPLoss(temperature=0.3, detector=Guide(features(), positives=table, **given))  # type: ignore[arg-type]
+            for table in (None, features())
+        )
+        torch.testing.assert_close(one(z1, z2, ids), two(z1, z2, ids))
+
+
+def test_kin_of_a_guide_have_degrees_by_their_cosine() -> None:
+    block = Block(torch.zeros(2, N), torch.tensor([3, 5]), torch.arange(N), 1, torch.full((2,), N))
+    found = kf.Graded(Guide(features(), alpha=0.3)).find(block)
+    assert isinstance(found, kf.Kin)
+    assert found.degree is not None
+    unit = F.normalize(features(), dim=1).float()
+    expected = (1 + unit[[3, 5]] @ unit.T) / 2
+    kept = found.degree > 0
+    torch.testing.assert_close(found.degree[kept], expected[kept])
+    assert int(kept.sum()) == 2 * round(0.3 * N)
+
+
+def test_tables_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`positives` \(=\(11, 4\)\) must have as many features as"):
+        Guide(features(), positives=features()[1:], margin=0.1)
+    with pytest.raises(ValueError, match="`positives` must be given with `features`"):
+        Guide(positives=features(), margin=0.1)
+    with pytest.raises(ValueError, match=r"`relative` \(=True\) needs `margin`"):
+        Guide(features(), alpha=0.1, relative=True)

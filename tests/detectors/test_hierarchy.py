@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import Hierarchy, StartAt
-from kinfolk.objectives import NTXent
-from kinfolk.pairs import ACTIONS
-from tests.detectors.blocks import kin, mask, random_block
+from kinfolk.kinship import ACTIONS
+from kinfolk.objectives import NTXentLoss
+from tests.detectors.blocks import kin, random_block
 from tests.ranks import spawn
 
 FINE = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
@@ -23,7 +23,7 @@ TOP = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
 
 
 def started(level: int | None = None, **more: Any) -> Hierarchy:
-    detector = Hierarchy(8, 3, level, **more)
+    detector = Hierarchy(num_samples=8, levels=3, level=level, **more)
     detector.clusters.start(torch.stack((torch.arange(8), FINE, TOP)), torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
     detector.started.fill_(True)
     return detector
@@ -37,10 +37,7 @@ def clumps(number: int = 48, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("level", "labels"), [(2, FINE), (3, TOP), (None, TOP)])
 def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int | None, labels: Tensor) -> None:
     detector, block = started(level), random_block(0, [7, 1, 3, 0, 5, 4, 6])
-    roles = detector.find(block).levels[0]
-    found = mask(roles, block)
-    assert roles.kin is not None
-    degree_RC = roles.kin.degree(block.sim_RC)
+    found, degree_RC = kin(detector, block), detector.find(block).degree
     assert degree_RC is not None
     for i, row in enumerate(block.row_ids.tolist()):
         for j, col in enumerate(block.candidate_ids.tolist()):
@@ -52,15 +49,15 @@ def test_kin_share_the_cluster_and_the_degree_is_the_share_of_levels(level: int 
 
 def test_before_it_starts_and_at_level_one_nothing_is_kin() -> None:
     z, ids = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8)
-    plain = NTXent(0.1)(z[0], z[1], ids)
-    assert torch.equal(NTXent(0.1, detector=Hierarchy(8))(z[0], z[1], ids), plain)
-    assert torch.equal(NTXent(0.1, detector=started(level=1))(z[0], z[1], ids), plain)
-    assert not torch.equal(NTXent(0.1, detector=started())(z[0], z[1], ids), plain)
+    plain = NTXentLoss(temperature=0.1)(z[0], z[1], ids)
+    assert torch.equal(NTXentLoss(temperature=0.1, detector=Hierarchy(num_samples=8))(z[0], z[1], ids), plain)
+    assert torch.equal(NTXentLoss(temperature=0.1, detector=started(level=1))(z[0], z[1], ids), plain)
+    assert not torch.equal(NTXentLoss(temperature=0.1, detector=started())(z[0], z[1], ids), plain)
 
 
 def test_reweighting_multiplies_by_the_levels_that_differ() -> None:
     z, ids = F.normalize(torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=2), torch.arange(8)
-    loss = NTXent(0.5, detector=started(), action="reweight")(z[0], z[1], ids)
+    loss = NTXentLoss(temperature=0.5, detector=started(), action="reweight")(z[0], z[1], ids)
     rows = []
     for i in range(8):
         for v in range(2):
@@ -74,14 +71,14 @@ def test_reweighting_multiplies_by_the_levels_that_differ() -> None:
 
 
 def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
-    detector, z = Hierarchy(48, radii=(0.3, 0.6), warmup_epochs=2, feature_momentum=0.0), clumps()
+    detector, z = Hierarchy(num_samples=48, radii=(0.3, 0.6), warmup_epochs=2, feature_momentum=0.0), clumps()
     assert [epoch for epoch in range(6) if detector.due(epoch)] == [2]
     assert not detector.collects, "who collects is not given the features of all samples"
     detector.refresh(z, 0.5)
     assert detector.collects
     assert len(detector.clusters.labels[1].unique()) == 4
     moved = z.roll(1, 0)  # every sample is now where another clump was
-    loss_fn = NTXent(0.1, detector=detector)
+    loss_fn = NTXentLoss(temperature=0.1, detector=detector)
     for step in range(60):
         ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:16]
         loss_fn(moved[ids], moved[ids], ids)
@@ -93,9 +90,8 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"radii": (0.8, 0.7)}, "the paper prints them from the last level to the first"),
         ({"radii": (-0.5, 0.7)}, "must be above 0"),
-        ({"radii": (0.5,)}, "one for each of the levels 2 to 3"),
+        ({"radii": (0.5,), "levels": 3}, "one for each of the levels 2 to 3; 1 radii need 2 levels"),
         ({"min_samples": 0}, "must be at least 1"),
         ({"levels": 0}, r"`levels` \(=0\) must be at least 1"),
         ({"min_samples": 49}, "at most the number of samples"),
@@ -103,11 +99,11 @@ def test_dbscan_starts_it_once_and_every_step_refines_it() -> None:
 )
 def test_a_start_that_cannot_work_is_refused_at_once(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Hierarchy(48, **wrong)
+        Hierarchy(num_samples=48, **wrong)
 
 
 def test_merging_follows_the_features_once_an_epoch() -> None:
-    detector, resumed = Hierarchy(48, warmup_epochs=0), Hierarchy(48, warmup_epochs=0)
+    detector, resumed = Hierarchy(num_samples=48, warmup_epochs=0), Hierarchy(num_samples=48, warmup_epochs=0)
     detector.set_progress(0, 9)
     detector.refresh(clumps(), 0.0)
     start = detector.radii.values
@@ -127,7 +123,7 @@ def test_merging_follows_the_features_once_an_epoch() -> None:
 
 
 def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
-    detector, loaded = Hierarchy(48), Hierarchy(48)
+    detector, loaded = Hierarchy(num_samples=48), Hierarchy(num_samples=48)
     detector.refresh(clumps(), 0.0)
     radii = detector.radii.values
     assert radii is not None
@@ -137,16 +133,16 @@ def test_radii_and_merging_fit_the_embeddings_it_starts_from() -> None:
         each.collect(torch.arange(48), clumps(seed=1))
         assert each.clusters.merge_similarity == pytest.approx([max(1 - 0.75 * r * r, 0.95 * (1 - r * r / 2)) for r in radii])
     assert torch.equal(detector.clusters.labels, loaded.clusters.labels)
-    fixed = Hierarchy(48, merge_similarity=(0.9, 0.7))
+    fixed = Hierarchy(num_samples=48, merge_similarity=(0.9, 0.7))
     fixed.refresh(clumps(), 0.0)
     fixed.collect(torch.arange(48), clumps(seed=1))
     assert fixed.clusters.merge_similarity == (0.9, 0.7)
 
 
 def test_an_epoch_s_figures() -> None:
-    assert Hierarchy(8).metrics == {}
+    assert Hierarchy(num_samples=8).metrics == {}
     assert started().metrics == {"conforming": 1.0, "clustered": 1.0, "largest_cluster": 5 / 8}
-    assert StartAt(started(), 0).metrics == started().metrics
+    assert StartAt(started(), epoch=0).metrics == started().metrics
 
 
 def test_find_reads_and_the_queue_s_new_ids_are_seen() -> None:
@@ -160,7 +156,7 @@ def test_find_reads_and_the_queue_s_new_ids_are_seen() -> None:
 
 def test_save_load_continue_equals_uninterrupted() -> None:
     z = clumps()
-    whole, loaded = Hierarchy(48, radii=(0.3, 0.6)), Hierarchy(48, radii=(0.3, 0.6))
+    whole, loaded = Hierarchy(num_samples=48, radii=(0.3, 0.6)), Hierarchy(num_samples=48, radii=(0.3, 0.6))
     whole.refresh(z, 0.0)
     loaded.load_state_dict(whole.state_dict())
     for detector in (whole, loaded):
@@ -173,10 +169,10 @@ def test_save_load_continue_equals_uninterrupted() -> None:
 def test_gradient_and_cold_coarse_input() -> None:
     z = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     for action in ACTIONS:
-        loss_fn = NTXent(0.5, detector=started(level=2), action=action).eval()
+        loss_fn = NTXentLoss(temperature=0.5, detector=started(level=2), action=action).eval()
         assert torch.autograd.gradcheck(lambda x, f=loss_fn: f(x[0], x[1], torch.arange(8)), (z,))
     coarse = z.detach().bfloat16().requires_grad_()
-    loss = NTXent(0.01, detector=started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
+    loss = NTXentLoss(temperature=0.01, detector=started(), action="reweight").bfloat16()(coarse[0], coarse[1], torch.arange(8))
     loss.backward()
     assert loss.isfinite()
     assert coarse.grad is not None
@@ -184,9 +180,9 @@ def test_gradient_and_cold_coarse_input() -> None:
 
 
 def _steps(folder: str, ranks: slice) -> dict[str, Tensor]:
-    detector, z = Hierarchy(48), clumps()
+    detector, z = Hierarchy(num_samples=48), clumps()
     detector.refresh(z, 0.0)
-    loss_fn = NTXent(0.1, detector=detector)
+    loss_fn = NTXentLoss(temperature=0.1, detector=detector)
     for step in range(5):
         ids = torch.randperm(48, generator=torch.Generator().manual_seed(step))[:12]
         own = torch.cat([(ids[:8], ids[8:])[rank] for rank in range(2)[ranks]])
@@ -214,18 +210,18 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     [
         ({"level": 4}, r"`level` \(=4\) must be in \[1, 3\]"),
         ({"warmup_epochs": -1}, "`warmup_epochs`"),
-        ({"radii": (0.5,)}, "`radii`"),
+        ({"radii": (0.5,), "levels": 3}, "`radii`"),
         ({"merge_similarity": (0.5,)}, "`merge_similarity`"),
     ],
 )
 def test_what_is_wrong_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Hierarchy(8, **arguments)
+        Hierarchy(num_samples=8, **arguments)
 
 
 def test_refresh_wants_all_samples_and_the_call_is_shown() -> None:
     for features in (None, torch.zeros(7, 2)):
         with pytest.raises(ValueError, match="all samples in data-set order"):
-            Hierarchy(8).refresh(features, 0.0)
-    detector = Hierarchy(8, 4, 2, rule="propagation")
+            Hierarchy(num_samples=8).refresh(features, 0.0)
+    detector = Hierarchy(num_samples=8, levels=4, level=2)
     assert repr(eval(repr(detector))) == repr(detector)

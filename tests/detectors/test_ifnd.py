@@ -1,4 +1,4 @@
-"""IFND: acceptance, kin as places, the losses of the paper, its identities, its state, and several ranks."""
+"""IFND: acceptance, the losses of the paper, its identities, its state, and several ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kinfolk.detectors import IFND, StartAt
 from kinfolk.detectors.ifnd import usual_clusters
-from kinfolk.objectives import CLIPLoss, NTXent, SogCLR
-from kinfolk.pairs import Action, Block, Pairs
-from tests.detectors.blocks import mask, random_block
+from kinfolk.kinship import Action
+from kinfolk.objectives import CLIPLoss, NTXentLoss, SogCLRLoss
+from kinfolk.pairs import OUT, Block, Pairs
+from tests.detectors.blocks import levels, mask, random_block
 from tests.ranks import spawn
 from tests.reference import ifnd, losses
 
@@ -114,12 +115,12 @@ def test_the_confidence_has_the_temperature_of_the_loss() -> None:
         return torch.tensor(ifnd.confidence(z, detector.clusters.level(1), detector.clusters.labels[1].tolist(), t))
 
     own, given, wrapped = made(None), made(None, temperature=0.7), made(None)
-    NTXent(0.05, detector=own)
-    NTXent(0.05, detector=given)
-    NTXent(0.05, detector=StartAt(wrapped, epoch=1))
+    NTXentLoss(temperature=0.05, detector=own)
+    NTXentLoss(temperature=0.05, detector=given)
+    NTXentLoss(temperature=0.05, detector=StartAt(wrapped, epoch=1))
     for detector, t in ((own, 0.05), (given, 0.7), (wrapped, 0.05)):
         torch.testing.assert_close(confidences(detector), want(detector, t), rtol=1e-4, atol=1e-5)
-    both = CLIPLoss(0.03, detector=made(None))
+    both = CLIPLoss(temperature=0.03, detector=made(None))
     assert [objective.detector.loss_temperature for objective in both.objectives] == [0.03, 0.03]  # type: ignore[union-attr]
 
 
@@ -129,7 +130,7 @@ def test_equally_confident_labels_are_accepted_nearest_first() -> None:
     centres = torch.eye(4).repeat_interleave(10, 0)
     radius = torch.tensor([0.01, 0.3]).repeat_interleave(20)
     x = torch.nn.functional.normalize(centres + radius.unsqueeze(1) * torch.randn(40, 4, generator=g), dim=1)
-    detector = IFND(40, 4, schedule="constant", final_rate=0.75, confidence="cluster")
+    detector = IFND(num_samples=40, num_clusters=4, schedule="constant", final_rate=0.75, confidence="cluster")
     detector.refresh(x, 0.0)
     confidence, accepted = detector.confidence[0], detector.labels[0] < 4
     tied = confidence == confidence[~accepted].max()
@@ -147,17 +148,17 @@ def test_settings_of_kmeans_reach_it() -> None:
 
 def test_kin_are_those_of_the_same_accepted_label() -> None:
     detector, block = made(), random_block(3, [4, 8, 15, 16, 23, 29, 2, 7, 11, 1])
-    levels = detector.find(block).levels
-    assert len(levels) == 2
-    for roles, label in zip(levels, labels_of(detector), strict=True):
+    found = levels(detector, block)
+    assert len(found) == 2
+    for level, label in zip(found, labels_of(detector), strict=True):
         row, col = block.row_ids.tolist(), block.candidate_ids.tolist()
         want = [[i != j and label[i] is not None and label[i] == label[j] for j in col] for i in row]
-        assert torch.equal(mask(roles, block), torch.tensor(want))
+        assert torch.equal(mask(level, block), torch.tensor(want))
         assert any(map(any, want))
 
 
 def test_a_queue_is_relabelled_by_a_new_clustering_and_followed_when_it_moves() -> None:
-    """The candidates' order is remembered; it must be forgotten when labels or, in place, ids change."""
+    """Labels change with a clustering, ids of a queue in place."""
     detector, z = made(1.0), torch.nn.functional.normalize(features(9, number=12), dim=1)
     queue_ids = torch.arange(8)
     ids = torch.arange(20, 24)
@@ -165,9 +166,9 @@ def test_a_queue_is_relabelled_by_a_new_clustering_and_followed_when_it_moves() 
     def check() -> None:
         sim = z[8:] @ z[:8].T
         own = ids.unsqueeze(1) == queue_ids
-        block = Block(sim.masked_fill(own, -torch.inf), ids, queue_ids, 1, (~own).sum(1))
-        for roles, label in zip(detector.find(block).levels, detector.labels, strict=True):
-            assert torch.equal(mask(roles, block), (label[ids].unsqueeze(1) == label[queue_ids]) & ~own)
+        block = Block(sim.masked_fill(own, OUT), ids, queue_ids, 1, (~own).sum(1))
+        for level, label in zip(levels(detector, block), detector.labels, strict=True):
+            assert torch.equal(mask(level, block), (label[ids].unsqueeze(1) == label[queue_ids]) & ~own)
 
     check()
     check()
@@ -182,7 +183,7 @@ def test_a_queue_is_relabelled_by_a_new_clustering_and_followed_when_it_moves() 
 def test_the_losses_of_the_paper(action: Action, measure: str) -> None:
     z1, z2, ids = batch()
     detector = made(confidence=measure)
-    got = NTXent(0.3, detector=detector, action=action, block_rows=5)(z1, z2, ids)
+    got = NTXentLoss(temperature=0.3, detector=detector, action=action, block_rows=5)(z1, z2, ids)
     want = ifnd.loss(z1, z2, ids.tolist(), labels_of(detector), 0.3, action)
     torch.testing.assert_close(got, want)
     assert (got - losses.ntxent(z1, z2, 0.3)).abs() > 1e-3
@@ -191,24 +192,26 @@ def test_the_losses_of_the_paper(action: Action, measure: str) -> None:
 @pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
 def test_nothing_accepted_is_the_base_loss(action: Action) -> None:
     z1, z2, ids = batch()
-    base = NTXent(0.3)(z1, z2)
+    base = NTXentLoss(temperature=0.3)(z1, z2)
     for detector in (made(None), made(0.0), made(final_rate=0.0)):
-        assert torch.equal(NTXent(0.3, detector=detector, action=action)(z1, z2, ids), base)
+        assert torch.equal(NTXentLoss(temperature=0.3, detector=detector, action=action)(z1, z2, ids), base)
 
 
 def test_true_clusters_attracted_are_supcon() -> None:
     truth = torch.arange(N) % 3
     centres = torch.eye(4)[:3] * 2
-    detector = IFND(N, (3,), schedule="constant")
+    detector = IFND(num_samples=N, num_clusters=(3,), schedule="constant")
     detector.refresh(centres[truth] + 0.01 * features(), 0.0)
     z1, z2, ids = batch()
-    torch.testing.assert_close(NTXent(0.3, detector=detector, action="attract")(z1, z2, ids), losses.supcon(z1, z2, truth[ids], 0.3))
+    torch.testing.assert_close(
+        NTXentLoss(temperature=0.3, detector=detector, action="attract")(z1, z2, ids), losses.supcon(z1, z2, truth[ids], 0.3)
+    )
 
 
 @pytest.mark.parametrize("action", ["eliminate", "attract", "reweight"])
 def test_gradient(action: Action) -> None:
     z1, z2, ids = batch(size=6)
-    objective = NTXent(0.3, detector=made(1.0), action=action, block_rows=4)
+    objective = NTXentLoss(temperature=0.3, detector=made(1.0), action=action, block_rows=4)
     inputs = (z1.requires_grad_(), z2.requires_grad_())
     assert torch.autograd.gradcheck(lambda a, b: objective(a, b, ids), inputs)
 
@@ -217,7 +220,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
     g, detector = torch.Generator().manual_seed(2), made(1.0)
     anchors, candidates, positives = (torch.randn(*shape, 5, dtype=torch.float64, generator=g) for shape in ((6,), (20,), (6, 1)))
     ids, candidate_ids, order = torch.arange(6), torch.randperm(N, generator=g)[:20], torch.randperm(20, generator=g)
-    objective = NTXent(0.2, detector=detector)
+    objective = NTXentLoss(temperature=0.2, detector=detector)
     one = objective.on(Pairs(anchors, candidates, positives, ids, candidate_ids))
     other = objective.on(Pairs(anchors, candidates[order], positives, ids, candidate_ids[order]))
     torch.testing.assert_close(one, other)
@@ -227,7 +230,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
 def test_half_precision_and_cold_temperatures_stay_finite(temperature: float) -> None:
     z1, z2, ids = batch()
     detector = made(1.0, temperature=temperature)
-    assert SogCLR(N, temperature, detector=detector)(z1.bfloat16(), z2.bfloat16(), ids).isfinite()
+    assert SogCLRLoss(num_samples=N, temperature=temperature, detector=detector)(z1.bfloat16(), z2.bfloat16(), ids).isfinite()
     confidence = detector.confidence.clone()
     assert confidence.isfinite().all()
     assert torch.equal(detector.bfloat16().confidence, confidence)
@@ -245,12 +248,12 @@ def test_save_load_continue(source: str) -> None:
     collect(whole, 2)
     fresh.load_state_dict(whole.state_dict())
     z1, z2, ids = batch()
-    assert torch.equal(NTXent(0.3, detector=whole)(z1, z2, ids), NTXent(0.3, detector=fresh)(z1, z2, ids))
+    assert torch.equal(NTXentLoss(temperature=0.3, detector=whole)(z1, z2, ids), NTXentLoss(temperature=0.3, detector=fresh)(z1, z2, ids))
     for detector in (whole, fresh):
         detector.refresh(features(2), 0.8)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), fresh.state_dict().values(), strict=True))
     with pytest.raises(RuntimeError, match="use the same data set and numbers of clusters"):
-        IFND(N + 1, (3, 7), source=source).load_state_dict(whole.state_dict())  # type: ignore[arg-type]
+        IFND(num_samples=N + 1, num_clusters=(3, 7), source=source).load_state_dict(whole.state_dict())  # type: ignore[arg-type]
 
 
 def test_what_was_collected_is_clustered() -> None:
@@ -262,7 +265,7 @@ def test_what_was_collected_is_clustered() -> None:
     for ids in (seen[:10], seen[10:]):
         detector.collect(ids, views[ids].flatten(0, 1))
     detector.refresh(None, 0.5)
-    alone = IFND(len(seen), (3, 7), schedule="constant")
+    alone = IFND(num_samples=len(seen), num_clusters=(3, 7), schedule="constant")
     alone.refresh(z[seen], 0.5)
     assert torch.equal(detector.labels[:, seen], alone.labels)
     assert (detector.labels[:, unseen] >= 7).all()
@@ -280,13 +283,13 @@ def test_too_few_collected_are_not_clustered() -> None:
 def test_training_collects_by_itself() -> None:
     z1, z2, ids = batch()
     detector = made(None, source="bank")
-    NTXent(0.3, detector=detector)(z1, z2, ids)
+    NTXentLoss(temperature=0.3, detector=detector)(z1, z2, ids)
     assert set(detector.get_buffer("collected.seen").nonzero().flatten().tolist()) == set(ids.tolist())
 
 
-@pytest.mark.parametrize(("number", "want"), [(50_000, (100, 300, 1000)), (8_000, (16, 48, 160)), (24, (2, 6, 20)), (5, (2, 4)), (2, (1,))])
+@pytest.mark.parametrize(("number", "want"), [(50_000, (100, 300, 1000)), (8_000, (40, 120, 400)), (24, (12,)), (5, (2,)), (2, (1,))])
 def test_usual_clusters(number: int, want: tuple[int, ...]) -> None:
-    assert usual_clusters(number) == want == IFND(number).num_clusters
+    assert usual_clusters(number) == want == IFND(num_samples=number).num_clusters
 
 
 @pytest.mark.parametrize(
@@ -315,7 +318,7 @@ def test_features_are_needed() -> None:
 
 
 def test_repr_is_the_call() -> None:
-    detector = IFND(7, (2, 3), schedule="step", source="bank")
+    detector = IFND(num_samples=7, num_clusters=(2, 3), schedule="step", source="bank")
     assert repr(eval(repr(detector))) == repr(detector)
     assert "num_clusters=(2, 3), schedule='step'" in repr(detector)
 
@@ -329,8 +332,8 @@ def _child(rank: int, folder: str) -> None:
 
 def _trained(rank: int, world: int) -> dict[str, Tensor]:
     """Two epochs of one step on unequal parts of the batch, and a refresh before each from what was collected."""
-    detector = IFND(N, (3, 7), schedule="constant", source="bank")
-    objective, results = NTXent(0.3, detector=detector, action="attract"), {}
+    detector = IFND(num_samples=N, num_clusters=(3, 7), schedule="constant", source="bank")
+    objective, results = NTXentLoss(temperature=0.3, detector=detector, action="attract"), {}
     for epoch in (1, 2):
         detector.refresh(None, epoch / 2)
         z1, z2, ids = batch(epoch, size=20)
@@ -349,6 +352,6 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
 
 
 def test_one_number_of_clusters_is_one_level() -> None:
-    assert IFND(20, num_clusters=5).num_clusters == (5,)
+    assert IFND(num_samples=20, num_clusters=5).num_clusters == (5,)
     with pytest.raises(ValueError, match=r"`features` \(=\(19, 3\)\) must have the shape \(20, features\)"):
-        IFND(20, num_clusters=5, schedule="constant").refresh(torch.randn(19, 3), 0.5)
+        IFND(num_samples=20, num_clusters=5, schedule="constant").refresh(torch.randn(19, 3), 0.5)

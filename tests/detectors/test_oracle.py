@@ -10,6 +10,7 @@ import torch
 
 from kinfolk.detectors import Oracle
 from kinfolk.errors import UsageError
+from kinfolk.objectives import NTXentLoss
 from tests.detectors.blocks import kin, random_block
 
 
@@ -40,7 +41,7 @@ def test_labels_must_be_integers_of_one_dimension(labels: torch.Tensor) -> None:
 
 def test_an_id_without_a_label_is_named() -> None:
     with pytest.raises(ValueError, match=r"`ids` \(=2\) must be in \[0, 2\)"):
-        Oracle(torch.tensor([0, 1])).find(random_block(0, [0, 2]))
+        NTXentLoss(detector=Oracle(torch.tensor([0, 1])))(torch.eye(2), torch.eye(2), torch.tensor([0, 2]))
 
 
 def test_repr() -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kinfolk.detectors import Graded, Ring
-from kinfolk.detectors.ring import drawn, index
+from kinfolk.detectors.ring import draw, index
 from kinfolk.frameworks.registry import Context, build_detector, parse
-from kinfolk.objectives import NTXent, SogCLR
-from kinfolk.pairs import ACTIONS, Action, Block, Pairs
+from kinfolk.kinship import ACTIONS, Action
+from kinfolk.objectives import NTXentLoss, SogCLRLoss
+from kinfolk.pairs import Block, Pairs
 from tests.detectors.blocks import dropped, mask, random_block
 from tests.reference import ring as reference
 
@@ -31,8 +32,17 @@ def row_block(rows: list[list[float]]) -> Block:
 
 def in_ring(block: Block) -> Tensor:
     """(R, C) True in the ring of 0.3 to 0.8, and where the candidate is the anchor's own."""
-    roles = Ring(0.3, 0.8).find(block).levels[0]
-    return ~(mask(roles, block) | dropped(roles, block))
+    found = Ring(lower=0.3, upper=0.8).find(block)
+    return ~(mask(found, block) | dropped(found, block))
+
+
+def cut(row: list[float], lower: str, upper: str) -> tuple[set[int], set[int]]:
+    """The columns too far and too close by algorithm 1, where a sort cuts through equal similarities: all
+    those equal to the first of the ring are in it, all those equal to the first too close are too close."""
+    too_far, ring, too_close = reference.ring(row, lower, upper)
+    first, close = ([row[j] for j in part[:1]] for part in (ring + too_close, too_close))
+    far = {j for j in too_far if row[j] < first[0]}
+    return far, {j for j, s in enumerate(row) if close and s >= close[0]}
 
 
 @given(
@@ -44,23 +54,21 @@ def test_equals_the_sorted_row(seed: int, bounds: tuple[str, str], ties: bool) -
     block = random_block(seed, [0, 1, 2, 3, 1, 4, 5])
     if ties:
         block = row_block(((block.sim_RC * 3).round() / 3).tolist())
-    roles = Ring(float(bounds[0]), float(bounds[1])).find(block).levels[0]
-    kin, far = mask(roles, block), dropped(roles, block)
-    for i, row in enumerate(block.sim_RC.masked_fill(block.sim_RC < -2, -torch.inf).tolist()):
-        too_far, _, too_close = reference.ring(row, *bounds)
-        assert set(far[i].nonzero().flatten().tolist()) == set(too_far)
-        assert set(kin[i].nonzero().flatten().tolist()) == set(too_close)
+    require_cut(block, *bounds)
 
 
 def test_a_whole_queue_equals_the_sorted_row() -> None:
     g = torch.Generator().manual_seed(0)
     block = row_block((torch.randn(3, 5_000, generator=g).clamp(-1, 1) * 400).round().div(400).tolist())  # with ties
-    roles = Ring(0.9, 0.99).find(block).levels[0]
-    kin, far = mask(roles, block), dropped(roles, block)
+    require_cut(block, "0.9", "0.99")
+
+
+def require_cut(block: Block, lower: str, upper: str) -> None:
+    found = Ring(lower=float(lower), upper=float(upper)).find(block)
+    kin, far = mask(found, block), dropped(found, block)
     for i, row in enumerate(block.sim_RC.masked_fill(block.sim_RC < -2, -torch.inf).tolist()):
-        too_far, _, too_close = reference.ring(row, "0.9", "0.99")
-        assert set(far[i].nonzero().flatten().tolist()) == set(too_far)
-        assert set(kin[i].nonzero().flatten().tolist()) == set(too_close)
+        columns = [set(each[i].nonzero().flatten().tolist()) for each in (far, kin)]
+        assert columns == list(cut(row, lower, upper))
 
 
 @pytest.mark.parametrize("judged", [False, True])
@@ -68,7 +76,7 @@ def test_loss_is_that_of_algorithm_1(judged: bool) -> None:
     g = torch.Generator().manual_seed(1)
     anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
     anchors, queue, positives = (torch.nn.functional.normalize(x, dim=1) for x in (anchors, queue, positives))
-    loss_fn = NTXent(0.2, detector=Ring(0.5, 0.9))
+    loss_fn = NTXentLoss(temperature=0.2, detector=Ring(lower=0.5, upper=0.9))
     loss_fn.set_eval_labels(torch.zeros(200, dtype=torch.int64) if judged else None)
     loss = loss_fn.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), torch.arange(60) + 100))
     own, sim = (anchors * positives).sum(1).tolist(), (anchors @ queue.T).tolist()
@@ -77,9 +85,13 @@ def test_loss_is_that_of_algorithm_1(judged: bool) -> None:
     assert int(loss_fn.stats.flagged) == 4 * 6
 
 
-@pytest.mark.parametrize("objective", [NTXent(0.1), SogCLR(20, 0.1)])
-def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXent | SogCLR) -> None:
-    ringed = NTXent(0.1, detector=Ring(0, 1)) if isinstance(objective, NTXent) else SogCLR(20, 0.1, detector=Ring(0, 1))
+@pytest.mark.parametrize("objective", [NTXentLoss(temperature=0.1), SogCLRLoss(num_samples=20, temperature=0.1)])
+def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXentLoss | SogCLRLoss) -> None:
+    ringed = (
+        NTXentLoss(temperature=0.1, detector=Ring(lower=0, upper=1))
+        if isinstance(objective, NTXentLoss)
+        else SogCLRLoss(num_samples=20, temperature=0.1, detector=Ring(lower=0, upper=1))
+    )
     z = views(2, dtype=torch.float32)
     assert torch.equal(ringed(z[0], z[1], torch.arange(12)), objective(z[0], z[1], torch.arange(12)))
 
@@ -87,10 +99,10 @@ def test_the_whole_ring_is_the_base_loss_bit_for_bit(objective: NTXent | SogCLR)
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"num_clusters": (2, 3)}, {"draw": 3}])
 def test_gradient(action: Action, arguments: dict[str, Any]) -> None:
-    detector = Ring(0.3, 0.8, num_samples=5, **arguments)
+    detector = Ring(lower=0.3, upper=0.8, num_samples=5, **arguments)
     if detector.due(0):
         detector.refresh(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), 0.0)
-    loss_fn = NTXent(0.5, detector=detector, action=action).double()
+    loss_fn = NTXentLoss(temperature=0.5, detector=detector, action=action).double()
     z, other = views(3, 5, 3), views(33, 5, 3)
     loss_fn(other[0], other[1], torch.arange(5))  # learned levels are then no similarity of `z`, where the loss would jump
 
@@ -108,7 +120,7 @@ def test_the_order_of_candidates_changes_nothing(arguments: dict[str, Any]) -> N
     g = torch.Generator().manual_seed(1)
     anchors, queue, positives = (torch.randn(n, 5, generator=g, dtype=torch.float64) for n in (4, 60, 4))
     order, ids = torch.randperm(60, generator=g), torch.arange(60)
-    one, other = (NTXent(0.2, detector=Ring(0.5, 0.9, num_samples=60, **arguments)).double() for _ in range(2))
+    one, other = (NTXentLoss(temperature=0.2, detector=Ring(lower=0.5, upper=0.9, num_samples=60, **arguments)).double() for _ in range(2))
     first = one.on(Pairs(anchors, queue, positives.unsqueeze(1), torch.arange(4), ids))
     second = other.on(Pairs(anchors, queue[order], positives.unsqueeze(1), torch.arange(4), ids[order]))
     assert first.item() == pytest.approx(second.item(), rel=1e-12)
@@ -117,7 +129,7 @@ def test_the_order_of_candidates_changes_nothing(arguments: dict[str, Any]) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("arguments", [{}, {"boundaries": "learned"}, {"draw": 2}])
 def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, Any]) -> None:
-    loss_fn = NTXent(0.01, detector=Ring(0.5, 0.9, num_samples=12, **arguments)).to(dtype)
+    loss_fn = NTXentLoss(temperature=0.01, detector=Ring(lower=0.5, upper=0.9, num_samples=12, **arguments)).to(dtype)
     z = views(4, dtype=dtype).requires_grad_()
     for _ in range(3):
         loss = loss_fn(z[0], z[1], torch.arange(12))
@@ -133,10 +145,10 @@ def test_cold_and_coarse_stay_finite(dtype: torch.dtype, arguments: dict[str, An
 @pytest.mark.parametrize("bounds", [(0.0, 0.001), (0.5, 0.5001), (0.99, 1.0), (0.999, 0.9999)])
 def test_no_anchor_is_left_without_negatives(bounds: tuple[float, float], arguments: dict[str, Any], action: Action) -> None:
     for batch in (2, 3, 5):
-        detector = Ring(*bounds, num_samples=5, **arguments)
+        detector = Ring(lower=bounds[0], upper=bounds[1], num_samples=5, **arguments)
         if detector.due(0):
             detector.refresh(torch.randn(5, 3), 0.0)
-        loss_fn = NTXent(0.1, detector=detector, action=action, positive_in_denominator=False)
+        loss_fn = NTXentLoss(temperature=0.1, detector=detector, action=action, decoupled=True)
         z = views(5, batch).requires_grad_()
         for _ in range(2):
             loss = loss_fn(z[0], z[1], torch.arange(batch))
@@ -147,18 +159,19 @@ def test_no_anchor_is_left_without_negatives(bounds: tuple[float, float], argume
 
 def test_too_few_for_a_ring_keeps_the_farthest_of_the_close() -> None:
     sim = [[0.1, 0.4, 0.3]]
-    roles = Ring(0.4, 0.6).find(row_block(sim)).levels[0]  # both bounds at index 1
-    assert mask(roles, row_block(sim)).tolist() == [[False, True, True]]
-    assert dropped(roles, row_block(sim)).tolist() == [[True, False, False]]
+    found = Ring(lower=0.4, upper=0.6).find(row_block(sim))  # both bounds at index 1
+    assert mask(found, row_block(sim)).tolist() == [[False, True, True]]
+    assert dropped(found, row_block(sim)).tolist() == [[True, False, False]]
     anchors, queue = torch.eye(3)[:1], torch.nn.functional.normalize(torch.tensor([[0.1, 1, 0], [0.4, 0.9, 0], [0.3, 0, 0.9]]), dim=1)
     pairs = Pairs(anchors, queue, anchors.unsqueeze(1), torch.tensor([9]), torch.arange(3))
-    loss, s = NTXent(0.5, detector=Ring(0.4, 0.6)).on(pairs), float((anchors @ queue.T)[0, 2])
+    loss, s = NTXentLoss(temperature=0.5, detector=Ring(lower=0.4, upper=0.6)).on(pairs), float((anchors @ queue.T)[0, 2])
     assert loss.item() == pytest.approx(math.log(1 + math.exp((s - 1) / 0.5)), rel=1e-5)
 
 
 @given(percent=st.integers(0, 100), n=st.integers(0, 100_000))
 def test_bounds_are_counted_as_they_are_written(percent: int, n: int) -> None:
-    assert index(percent / 100, torch.tensor([n])).item() == percent * n // 100
+    share = torch.tensor(percent / 100, dtype=torch.float64)
+    assert index(share, torch.tensor([n])).item() == percent * n // 100
 
 
 def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
@@ -168,39 +181,39 @@ def test_draws_are_of_the_ring_uniform_and_seeded() -> None:
     torch.manual_seed(1)
     total = torch.zeros(50, 40)
     for _ in range(200):
-        kept = drawn(ring_RC, 5)
+        kept = draw(ring_RC, 5)
         assert not (kept & ~ring_RC).any()
         assert torch.equal(kept.sum(1), ring_RC.sum(1).clamp(max=5))
         total += kept
     often = (total / 200)[ring_RC] * ring_RC.sum(1).clamp(min=5).unsqueeze(1).expand(50, 40)[ring_RC] / 5
     assert (often - 1).abs().max() < 0.75  # each about as often as any other
     torch.manual_seed(2)
-    first = drawn(ring_RC, 5)
+    first = draw(ring_RC, 5)
     torch.manual_seed(2)
-    assert torch.equal(first, drawn(ring_RC, 5))
+    assert torch.equal(first, draw(ring_RC, 5))
 
 
 def test_a_draw_leaves_out_the_others_and_evaluation_takes_the_ring_whole() -> None:
-    block, detector = random_block(0, list(range(10))), Ring(0.2, 0.9, draw=4)
-    roles = detector.find(block).levels[0]
-    assert (block.num_negatives_R - dropped(roles, block).sum(1) - mask(roles, block).sum(1)).tolist() == [4] * 20
-    whole = detector.eval().find(block).levels[0]
-    assert torch.equal(dropped(whole, block), dropped(Ring(0.2, 0.9).find(block).levels[0], block))
-    assert torch.equal(mask(whole, block), mask(roles, block))
+    block, detector = random_block(0, list(range(10))), Ring(lower=0.2, upper=0.9, draw=4)
+    found = detector.find(block)
+    assert (block.num_negatives_R - dropped(found, block).sum(1) - mask(found, block).sum(1)).tolist() == [4] * 20
+    whole = detector.eval().find(block)
+    assert torch.equal(dropped(whole, block), dropped(Ring(lower=0.2, upper=0.9).find(block), block))
+    assert torch.equal(mask(whole, block), mask(found, block))
 
 
 def test_members_of_a_cluster_are_kin_wherever_they_are() -> None:
-    block, detector = random_block(0, list(range(10))), Ring(0.3, 0.8, num_samples=10, num_clusters=(2, 2))
-    before = detector.find(block).levels[0]
+    block, detector = random_block(0, list(range(10))), Ring(lower=0.3, upper=0.8, num_samples=10, num_clusters=(2, 2))
+    before = detector.find(block)
     assert not mask(before, block).any()  # no clusters yet: the ring alone, and what is too close is not kin
     assert torch.equal(dropped(before, block), ~in_ring(block))
     detector.refresh(torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), 0.0)
     assert detector.clusters is not None
     labels = detector.clusters.labels[:, block.row_ids]
     member = (labels.unsqueeze(2) == labels.unsqueeze(1)).any(0) & (block.sim_RC > -2)
-    roles = detector.find(block).levels[0]
-    assert torch.equal(mask(roles, block), member)
-    assert torch.equal(dropped(roles, block), ~in_ring(block) & ~member)
+    found = detector.find(block)
+    assert torch.equal(mask(found, block), member)
+    assert torch.equal(dropped(found, block), ~in_ring(block) & ~member)
 
 
 @pytest.mark.parametrize(
@@ -234,25 +247,36 @@ def test_ids_are_needed_where_state_is_kept_by_them() -> None:
     kept: list[dict[str, Any]] = [{"boundaries": "learned"}, {"num_clusters": 2}]
     for arguments in kept:
         with pytest.raises(ValueError, match="`ids` must be given"):
-            NTXent(0.1, detector=Ring(0.1, 0.9, num_samples=20, **arguments))(z[0], z[1])
+            NTXentLoss(temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=20, **arguments))(z[0], z[1])
 
 
 def test_repr_is_the_call_and_the_grammar_knows_it() -> None:
-    given = Ring(0.5, 0.9, num_samples=9, draw=4, anneal="step", anneal_jumps=3, boundaries="learned", num_clusters=(2, 3), every=2, seed=1)
+    given = Ring(
+        lower=0.5,
+        upper=0.9,
+        num_samples=9,
+        draw=4,
+        anneal="step",
+        anneal_jumps=3,
+        boundaries="learned",
+        num_clusters=(2, 3),
+        every=2,
+        seed=1,
+    )
     assert repr(eval(repr(given))) == repr(given)
-    late = Ring(0.5, 0.9, anneal="linear", start_lower=0.1, start_upper=0.8)
+    late = Ring(lower=0.5, upper=0.9, anneal="linear", start_lower=0.1, start_upper=0.8)
     assert repr(late) == "Ring(lower=0.5, upper=0.9, anneal='linear', start_lower=0.1, start_upper=0.8)"
-    assert repr(Ring(0.5, 0.9)) == "Ring(lower=0.5, upper=0.9)"
+    assert repr(Ring(lower=0.5, upper=0.9)) == "Ring(lower=0.5, upper=0.9)"
     made = build_detector(parse("simclr+ring:learned"), Context(30), {})
     assert repr(made) == "Ring(lower=0.9, upper=0.99, num_samples=30, anneal='linear', boundaries='learned')"
 
 
 def test_an_annealed_ring_tells_where_its_lower_end_stands() -> None:
-    ring = Ring(0.8, 1.0, anneal="linear", anneal_epochs=4)
+    ring = Ring(lower=0.8, upper=1.0, anneal="linear", anneal_epochs=4)
     ring.on_metric("epoch", 2.0)
     assert ring.metrics == {"ring_lower": ring.lower}
     assert 0 < ring.lower < 0.8
-    assert Ring(0.8, 1.0).metrics == {}
+    assert Ring(lower=0.8, upper=1.0).metrics == {}
 
 
 @pytest.mark.parametrize("boundaries", ["exact", "learned"])
@@ -260,7 +284,7 @@ def test_rows_without_negatives(boundaries: Any) -> None:
     """A single sample, a batch of one group, and one of two rows whose candidates are all its own."""
     g = torch.Generator().manual_seed(0)
     (one, other), ids = torch.randn(2, 4, 8, generator=g), torch.arange(4)
-    loss_fn = NTXent(0.1, detector=Ring(0.1, 0.9, 4, boundaries=boundaries))
+    loss_fn = NTXentLoss(temperature=0.1, detector=Ring(lower=0.1, upper=0.9, num_samples=4, boundaries=boundaries))
     assert loss_fn(one[:1], other[:1], ids[:1]) == 0
     second = Pairs(one[1:2], one[2:], other[1:2].unsqueeze(1), ids[1:2], torch.tensor([0, 0]))
     both = Pairs(one[:2], one[2:], other[:2].unsqueeze(1), ids[:2], torch.tensor([0, 0]))
@@ -275,5 +299,8 @@ def test_an_exact_ring_has_no_degrees(ties: bool) -> None:
     one, other = torch.randn(2, 16, 8, generator=g)
     if ties:
         other[3] = other[4]
-    plain, graded = (NTXent(0.2, detector=detector, action="attract") for detector in (Ring(0.2, 0.8), Graded(Ring(0.2, 0.8))))
+    plain, graded = (
+        NTXentLoss(temperature=0.2, detector=detector, action="attract")
+        for detector in (Ring(lower=0.2, upper=0.8), Graded(Ring(lower=0.2, upper=0.8)))
+    )
     assert torch.equal(plain(one, other), graded(one, other))

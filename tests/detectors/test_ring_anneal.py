@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.detectors import Ring, StartAt
-from kinfolk.detectors.base import wants
-from kinfolk.detectors.ring import Anneal, Policy
-from kinfolk.objectives import NTXent
+from kinfolk.detectors.ring import Anneal, Bounds, Policy
+from kinfolk.objectives import NTXentLoss
 
 
 def lowers(policy: Policy, epochs: int | None, num_epochs: int, jumps: int = 4, steps: int = 1) -> list[float]:
-    loss_fn, seen = NTXent(0.1, detector=Ring(0.9, 0.99, anneal=policy, anneal_epochs=epochs, anneal_jumps=jumps)), []
+    loss_fn, seen = (
+        NTXentLoss(temperature=0.1, detector=Ring(lower=0.9, upper=0.99, anneal=policy, anneal_epochs=epochs, anneal_jumps=jumps)),
+        [],
+    )
     for step in range(num_epochs * steps):
         loss_fn.set_progress(step / steps, num_epochs)
         assert isinstance(loss_fn.detector, Ring)
@@ -42,7 +44,7 @@ def test_it_moves_at_every_step() -> None:
 @pytest.mark.parametrize("policy", ["linear", "step", "knn", "loss"])
 def test_the_upper_bound_moves_with_the_lower_one(policy: Policy) -> None:
     """From 90 to 99 %: the closest tenth of what is above `lower` is excluded at all times, whatever drives the bounds."""
-    ring = Ring(0.9, 0.99, anneal=policy, start_upper=0.9, anneal_epochs=8)
+    ring = Ring(lower=0.9, upper=0.99, anneal=policy, start_upper=0.9, anneal_epochs=8)
     seen = set()
     for epoch in range(12):
         ring.set_progress(epoch, 12)
@@ -54,18 +56,21 @@ def test_the_upper_bound_moves_with_the_lower_one(policy: Policy) -> None:
     assert len(seen) > 2
     assert max(seen) == 0.99
     assert ring.metrics == {"ring_lower": ring.lower, "ring_upper": ring.upper}
-    assert Ring(0.0, 0.9, anneal="linear", start_upper=1.0).upper == 1.0, "with a lower bound that stays at 0"
+    assert Ring(lower=0.0, upper=0.9, anneal="linear", start_upper=1.0).upper == 1.0, "with a lower bound that stays at 0"
 
 
 def test_a_fixed_upper_bound_stays() -> None:
-    ring = Ring(0.9, 0.99, anneal="linear", anneal_epochs=4)
+    ring = Ring(lower=0.9, upper=0.99, anneal="linear", anneal_epochs=4)
     for epoch in (0.0, 1.5, 9.0):
         ring.on_metric("epoch", epoch)
         assert ring.upper == 0.99
 
 
 def test_a_late_ring_begins_at_its_beginning() -> None:
-    loss_fn = NTXent(0.1, detector=StartAt(Ring(0.8, 0.9, anneal="linear", start_lower=0.2, start_upper=0.5, anneal_epochs=4), epoch=6))
+    loss_fn = NTXentLoss(
+        temperature=0.1,
+        detector=StartAt(Ring(lower=0.8, upper=0.9, anneal="linear", start_lower=0.2, start_upper=0.5, anneal_epochs=4), epoch=6),
+    )
     assert isinstance(loss_fn.detector, StartAt)
     ring, seen = loss_fn.detector.detector, list[tuple[float, float]]()
     assert isinstance(ring, Ring)
@@ -125,20 +130,23 @@ def test_it_stays_between_its_ends(policy: Policy, figures: list[float]) -> None
 
 @pytest.mark.parametrize("policy", ["none", "linear", "step", "knn", "loss"])
 @pytest.mark.parametrize("boundaries", ["exact", "learned"])
-def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: str) -> None:
+def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: Bounds) -> None:
     start = None if policy == "none" else 0.7
 
-    def made() -> NTXent:
-        return NTXent(0.2, detector=Ring(0.6, 0.9, 16, anneal=policy, start_upper=start, anneal_epochs=3, boundaries=boundaries))  # type: ignore[arg-type]
+    def made() -> NTXentLoss:
+        return NTXentLoss(
+            temperature=0.2,
+            detector=Ring(lower=0.6, upper=0.9, num_samples=16, anneal=policy, start_upper=start, anneal_epochs=3, boundaries=boundaries),
+        )
 
-    def steps(loss_fn: NTXent, first: int, last: int) -> list[float]:
+    def steps(loss_fn: NTXentLoss, first: int, last: int) -> list[float]:
         losses = []
         for step in range(first, last):
             loss_fn.set_progress(step / 4, 4)
             z = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(step))
             losses.append(loss_fn(z[0], z[1], torch.arange(12) + step % 4).item())
-            if step % 4 == 3 and (listener := wants(loss_fn.detector, "knn")) is not None:
-                listener.on_metric("knn", math.sin(step))
+            if step % 4 == 3 and loss_fn.detector is not None and "knn" in loss_fn.detector.wanted_metrics:
+                loss_fn.detector.on_metric("knn", math.sin(step))
         return losses
 
     whole, before, after = made(), made(), made()
@@ -153,7 +161,7 @@ def test_save_load_continue_is_uninterrupted(policy: Policy, boundaries: str) ->
 
 
 def test_a_warm_up_keeps_it_waiting() -> None:
-    detector = StartAt(Ring(0.6, 0.9, anneal="knn", anneal_epochs=2), epoch=2)
+    detector = StartAt(Ring(lower=0.6, upper=0.9, anneal="knn", anneal_epochs=2), epoch=2)
     assert detector.wanted_metrics == {"knn"}
     for epoch, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
         detector.set_progress(epoch, 4)

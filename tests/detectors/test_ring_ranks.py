@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk.detectors import Cave, Detector, Ring
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import Pairs
 from tests.ranks import spawn
 
@@ -21,13 +21,15 @@ NAMES = ["exact", "learned", "linear", "loss", "clusters", "cave", "queue"]
 
 def detector(name: str) -> Detector:
     made: dict[str, Ring | Cave] = {
-        "exact": Ring(0.3, 0.8),
-        "queue": Ring(0.3, 0.8, NUM_SAMPLES, boundaries="learned"),
-        "learned": Ring(0.3, 0.8, NUM_SAMPLES, boundaries="learned"),
-        "linear": Ring(0.6, 0.8, NUM_SAMPLES, boundaries="learned", anneal="linear", start_upper=0.7, anneal_epochs=2),
-        "loss": Ring(0.6, 0.8, NUM_SAMPLES, boundaries="learned", anneal="loss", anneal_epochs=2),
-        "clusters": Ring(0.3, 0.8, NUM_SAMPLES, num_clusters=(3, 4)),
-        "cave": Cave(NUM_SAMPLES, 3),
+        "exact": Ring(lower=0.3, upper=0.8),
+        "queue": Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, boundaries="learned"),
+        "learned": Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, boundaries="learned"),
+        "linear": Ring(
+            lower=0.6, upper=0.8, num_samples=NUM_SAMPLES, boundaries="learned", anneal="linear", start_upper=0.7, anneal_epochs=2
+        ),
+        "loss": Ring(lower=0.6, upper=0.8, num_samples=NUM_SAMPLES, boundaries="learned", anneal="loss", anneal_epochs=2),
+        "clusters": Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, num_clusters=(3, 4)),
+        "cave": Cave(num_samples=NUM_SAMPLES, num_clusters=3),
     }
     if made[name].due(0):
         made[name].refresh(torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(9)), 0.0)
@@ -35,7 +37,7 @@ def detector(name: str) -> Detector:
 
 
 def run(name: str, rank: int | None) -> dict[str, Any]:
-    loss_fn = NTXent(0.3, detector=detector(name), action="attract" if name == "clusters" else "eliminate").double()
+    loss_fn = NTXentLoss(temperature=0.3, detector=detector(name), action="attract" if name == "clusters" else "eliminate").double()
     queue, queue_ids = torch.randn(20, 4, generator=torch.Generator().manual_seed(8), dtype=torch.float64), torch.arange(20)
     losses, gradients = [], []
     for step in range(STEPS):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kinfolk.detectors import Teacher
 from kinfolk.errors import UsageError
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from kinfolk.pairs import Pairs
 
 N, B, D, Q = 30, 6, 4, 9
@@ -36,7 +36,7 @@ def sce(queries: Tensor, keys: Tensor, queue: Tensor, t: float, t_m: float, own_
     return torch.stack(losses).mean()
 
 
-def ours(loss_fn: NTXent, queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+def ours(loss_fn: NTXentLoss, queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
     ids = torch.arange(B)
     pairs = Pairs(queries, queue, keys.unsqueeze(1), ids, torch.arange(B, B + Q), guide=keys, candidate_guide=queue)
     return loss_fn.on(pairs)
@@ -51,14 +51,16 @@ def require_equal(one: Tensor, other: Tensor, inputs: Tensor) -> None:
 @pytest.mark.parametrize("block_rows", [None, 2])
 def test_attracted_it_is_sce(own_weight: float, block_rows: int | None) -> None:
     queries, keys, queue = given()
-    loss_fn = NTXent(0.1, detector=Teacher(0.05, own_weight), action="attract", block_rows=block_rows)
+    loss_fn = NTXentLoss(
+        temperature=0.1, detector=Teacher(temperature=0.05, own_weight=own_weight), action="attract", block_rows=block_rows
+    )
     require_equal(ours(loss_fn, queries, keys, queue), sce(queries, keys, queue, 0.1, 0.05, own_weight), queries)
 
 
 def test_nothing_for_the_own_positive_is_ressl() -> None:
     """Zheng et al., equations 3 to 5: the cross-entropy of the relations to the queue, without the positive in either."""
     queries, keys, queue = given()
-    loss_fn = NTXent(0.1, detector=Teacher(0.04, own_weight=0.0), action="attract", decoupled=True)
+    loss_fn = NTXentLoss(temperature=0.1, detector=Teacher(temperature=0.04, own_weight=0.0), action="attract", decoupled=True)
     student = F.log_softmax(F.normalize(queries, dim=1) @ queue.T / 0.1, 1)
     ressl = -(F.softmax(keys @ queue.T / 0.04, 1) * student).sum(1).mean()
     require_equal(ours(loss_fn, queries, keys, queue), ressl, queries)
@@ -68,15 +70,15 @@ def test_nothing_for_the_own_positive_is_ressl() -> None:
 def test_all_for_the_own_positive_is_the_plain_loss() -> None:
     queries, keys, queue = given()
     require_equal(
-        ours(NTXent(0.1, detector=Teacher(own_weight=1.0), action="attract"), queries, keys, queue),
-        ours(NTXent(0.1), queries, keys, queue),
+        ours(NTXentLoss(temperature=0.1, detector=Teacher(own_weight=1.0), action="attract"), queries, keys, queue),
+        ours(NTXentLoss(temperature=0.1), queries, keys, queue),
         queries,
     )
 
 
 def test_the_objectives_own_weight_goes_before_the_teachers() -> None:
     queries, keys, queue = given()
-    loss_fn = NTXent(0.1, detector=Teacher(0.05, own_weight=0.9), action="attract", own_weight=0.2)
+    loss_fn = NTXentLoss(temperature=0.1, detector=Teacher(temperature=0.05, own_weight=0.9), action="attract", own_weight=0.2)
     torch.testing.assert_close(ours(loss_fn, queries, keys, queue), sce(queries, keys, queue, 0.1, 0.05, 0.2))
 
 
@@ -85,7 +87,7 @@ def test_the_anchors_own_old_key_has_no_degree() -> None:
     ids = torch.arange(B)
     candidate_ids = torch.cat([ids[:3], torch.arange(B, B + Q - 3)])
     pairs = Pairs(queries, queue, keys.unsqueeze(1), ids, candidate_ids, guide=keys, candidate_guide=queue)
-    total = NTXent(0.1, detector=Teacher(0.05), action="attract").on(pairs)
+    total = NTXentLoss(temperature=0.1, detector=Teacher(temperature=0.05), action="attract").on(pairs)
     rows = [sce(queries[i : i + 1], keys[i : i + 1], queue[candidate_ids != i], 0.1, 0.05, 0.5) for i in range(B)]
     torch.testing.assert_close(total, torch.stack(rows).mean())
 

@@ -12,7 +12,7 @@ from kinfolk.detectors import FNC, GloFND, Oracle
 from kinfolk.errors import KinfolkError
 from kinfolk.evaluation import detection
 from kinfolk.evaluation.detection import detection_quality, kin_similarity, mtpr_mtnr, threshold_error
-from kinfolk.kinship import Roles
+from kinfolk.kinship import Kin
 from tests.reference import kin as slow
 
 
@@ -37,9 +37,9 @@ def test_equal_to_the_slow_loops(views: int) -> None:
 
 def test_a_detector_with_learned_thresholds() -> None:
     z = embedded()
-    detector = GloFND(len(z), alpha=0.1).eval()
+    detector = GloFND(num_samples=len(z), alpha=0.1).eval()
     detector.store.threshold.copy_(torch.linspace(-0.4, 1, len(z)))
-    found = detection_quality(z, LABELS, 0.1, lambda block: detector.find(block).levels)
+    found = detection_quality(z, LABELS, 0.1, detector.find)
     assert found.rule is not None
     own = detector.thresholds.tolist()
     expected = slow.judged(z, LABELS.tolist(), lambda i, _, similarity: similarity > own[i] and own[i] < 1)
@@ -48,11 +48,11 @@ def test_a_detector_with_learned_thresholds() -> None:
 
 def test_the_oracle_and_several_levels() -> None:
     z, oracle = embedded(), Oracle(LABELS).eval()
-    right = detection_quality(z, LABELS, 0.1, lambda block: oracle.find(block).levels).rule
+    right = detection_quality(z, LABELS, 0.1, oracle.find).rule
     assert right is not None
     figures = right.metrics()
     assert [figures[name] for name in ("precision", "recall", "f1", "anchor_f1", "mtpr", "mtnr")] == [1.0] * 6
-    halved = detection_quality(z, LABELS, 0.1, lambda block: (*oracle.find(block).levels, Roles())).rule
+    halved = detection_quality(z, LABELS, 0.1, lambda block: (oracle.find(block), Kin())).rule
     assert halved is not None
     assert halved.mtpr == 1, "of the first level, as in the metrics log"
     assert halved.stats.recall == 0.5
@@ -62,17 +62,17 @@ def test_the_oracle_and_several_levels() -> None:
 def test_pseudo_labels_have_the_rates_of_their_counts() -> None:
     pseudo = torch.randint(0, 3, (14,), generator=torch.Generator().manual_seed(1))
     detector = Oracle(pseudo).eval()
-    found = detection_quality(embedded(), LABELS, 0.1, lambda block: detector.find(block).levels).rule
+    found = detection_quality(embedded(), LABELS, 0.1, detector.find).rule
     assert found is not None
     assert (found.mtpr, found.mtnr) == pytest.approx(mtpr_mtnr(pseudo, LABELS))
 
 
 def test_blocks_and_chosen_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
-    z, detector = embedded(40), FNC(fraction=0.1).eval()
+    z, detector = embedded(40), FNC(alpha=0.1).eval()
     labels = torch.arange(40) % 3
-    whole = detection_quality(z, labels, 0.1, lambda block: detector.find(block).levels)
+    whole = detection_quality(z, labels, 0.1, detector.find)
     monkeypatch.setattr(detection, "_BLOCK_ELEMENTS", 1000)
-    blocked = detection_quality(z, labels, 0.1, lambda block: detector.find(block).levels)
+    blocked = detection_quality(z, labels, 0.1, detector.find)
     assert whole.rule is not None
     assert blocked.rule is not None
     assert blocked.rule.metrics() == pytest.approx(whole.rule.metrics())

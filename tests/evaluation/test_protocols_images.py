@@ -60,7 +60,7 @@ def test_rates_are_those_of_the_metrics_log() -> None:
     more = {"model.name": "resnet10", "model.width": 4, "head.hidden_size": 8, "head.out_size": 8, "detector.num_clusters": [3, 9]}
     config = fit_to_data(assemble(None, None, {"method": "simclr+ifnd", "batch_size": 8}, more), source)  # type: ignore[arg-type]
     framework = build_framework(config, data).eval()
-    (detector,) = framework.refreshed
+    (detector,) = framework.detectors
     detector.refresh(torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), 0.8)
     in_training = ClusterQuality(data)(SimpleNamespace(framework=framework), 1)  # type: ignore[arg-type]
     found = run_kin(framework, data, build_views(config), seed=0)

@@ -25,6 +25,7 @@ TINY: dict[str, Any] = {
 IMAGES: dict[str, dict[str, Any]] = {
     "simclr+oracle": {},
     "simclr+fnc": {"detector.top_k": 2},
+    "simclr+positive_margin": {"detector.margin": 0.3},
     "sogclr+glofnd": {"detector.alpha": 0.1, "detector.init": "quantile"},
     "simclr+ifnd": {"detector.num_clusters": 6},
     "simclr+hierarchy": {},

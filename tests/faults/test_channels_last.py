@@ -6,6 +6,7 @@ input, which is one pixel, in bfloat16: parts of the weight's gradient are left 
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from kinfolk.training.module import OnePixelConv2d, _crashes_channels_last
+from kinfolk.training.module import _crashes_channels_last, one_pixel_in_float32
 from kinfolk.training.train import train
 from tests.faults.inject import in_children
 
@@ -52,17 +53,74 @@ def test_one_pixel_in_bfloat16_has_a_gradient(kernel: int, stride: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 64, 1, 1)
     plain = torch.nn.Conv2d(64, 128, kernel, stride, kernel // 2, bias=False)
-    guarded = OnePixelConv2d(64, 128, kernel, stride, kernel // 2, bias=False)
-    guarded.load_state_dict(plain.state_dict())
+    guarded = copy.deepcopy(plain)
     junk = [torch.full((128 * 64 * kernel**2,), torch.nan) for _ in range(8)]
     del junk
-    with torch.autocast("cpu", torch.bfloat16):
-        out = guarded(x)
-    out.float().square().sum().backward()
+    with one_pixel_in_float32(guarded):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = guarded(x)
+        out.float().square().sum().backward()
     plain(x).square().sum().backward()
     assert guarded.weight.grad is not None
     assert plain.weight.grad is not None
     torch.testing.assert_close(guarded.weight.grad, plain.weight.grad)
+
+
+def test_the_network_is_as_it_was_afterwards() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 1))
+    before = [(type(part), set(vars(part))) for part in network.modules()]
+    image = torch.ones(1, 3, 5, 5)
+
+    def fail() -> None:
+        with one_pixel_in_float32(network), torch.no_grad():
+            assert "forward" in vars(network[0])
+            duplicate = copy.deepcopy(network)
+            for parameter in duplicate.parameters():
+                parameter.zero_()
+            assert not torch.equal(duplicate(image), network(image)), "a copy has its own weights"
+            raise RuntimeError("an error")
+
+    with pytest.raises(RuntimeError, match="an error"):
+        fail()
+    assert [(type(part), set(vars(part))) for part in network.modules()] == before
+
+
+def test_a_users_encoder_keeps_its_classes(tmp_path: Path) -> None:
+    class Own(torch.nn.Module):
+        output_size = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+            self.seen: list[type] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(type(self.conv))
+            return self.conv(x).mean((2, 3))  # type: ignore[no-any-return]
+
+    np.save(
+        tmp_path / "images.npy",
+        np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8),
+    )
+    encoder = Own()
+    settings = {
+        "views.size": 8,
+        "trainer.loggers": [],
+        "trainer.precision": "bf16-mixed",
+        "snapshots.epochs": 0,
+    }
+    train(
+        str(tmp_path / "images.npy"),
+        tmp_path / "run",
+        model=encoder,
+        epochs=1,
+        batch_size=8,
+        settings=settings,
+        progress=False,
+    )
+    assert set(encoder.seen) == {torch.nn.Conv2d}
+    assert type(encoder.conv) is torch.nn.Conv2d
+    assert "forward" not in vars(encoder.conv)
 
 
 def test_a_training_takes_the_guarded_convolution(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+import kinfolk as kf
+from kinfolk.errors import KinfolkError, KinfolkWarning
+from kinfolk.models.weights import load_encoder, save_encoder
 from kinfolk.training.checkpoint import not_finite, read_checkpoint
 from kinfolk.training.module import NonFiniteLossError, TrainingModule
 from kinfolk.training.run_folder import Run
@@ -23,18 +27,37 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "a.npz"
 
 
-def diverge(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch, step: int, **more: Any) -> str:
-    """The message of a run whose BatchNorm statistics, but not its loss, are infinite after `step`."""
+def infinite_variance(model: torch.nn.Module) -> None:
+    norm = next(part for part in model.modules() if isinstance(part, torch.nn.BatchNorm2d))
+    assert norm.running_var is not None
+    norm.running_var[0] = torch.inf
+
+
+@torch.no_grad()
+def enlarge(model: torch.nn.Module) -> None:
+    """Finite weights whose products overflow."""
+    for norm in model.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            norm.weight.fill_(3e38)
+
+
+def diverge(
+    images: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    spoil: Callable[[torch.nn.Module], None] = infinite_variance,
+    **more: Any,
+) -> str:
+    """The message of a run whose network is spoilt after `step`, which its loss did not show."""
     take = TrainingModule.optimizer_step
 
-    def spoil(self: TrainingModule, *args: Any, **others: Any) -> None:
+    def spoiling(self: TrainingModule, *args: Any, **others: Any) -> None:
         take(self, *args, **others)
         if self.global_step == step - 1:  # counted after this
-            norm = next(part for part in self.framework.modules() if isinstance(part, torch.nn.BatchNorm2d))
-            assert norm.running_var is not None
-            norm.running_var[0] = torch.inf
+            spoil(self.framework)
 
-    monkeypatch.setattr(TrainingModule, "optimizer_step", spoil)
+    monkeypatch.setattr(TrainingModule, "optimizer_step", spoiling)
     settings = {**TINY, "knn.every": 0, "snapshots.epochs": 0, **more}
     with pytest.raises(NonFiniteLossError) as caught:
         train(str(images), out, epochs=2, batch_size=12, settings=settings, progress=False)
@@ -67,6 +90,51 @@ def test_the_state_of_the_optimiser_counts() -> None:
     assert not_finite(layer, [optimizer]) is None
     optimizer.state[layer.weight]["momentum_buffer"][0, 0] = torch.nan
     assert not_finite(layer, [optimizer]) == "the optimiser's momentum_buffer of weight"
+
+
+def test_finite_weights_with_infinite_features_are_not_saved(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path / "run")
+    message = diverge(images, run.path, monkeypatch, step=3, spoil=enlarge)
+    assert "an image feature of simclr is not finite, so it is not saved, at step 3" in message
+    assert read_checkpoint(run.checkpoint)["kinfolk"]["step"] == 2
+    with pytest.warns(KinfolkWarning, match="interrupted"):
+        assert np.isfinite(kf.embed(run.path, str(images))).all()
+
+
+def test_a_learning_rate_far_too_high_leaves_no_checkpoint(tmp_path: Path) -> None:
+    """The first loss is finite and so are the weights after it."""
+    random = np.random.default_rng(0)
+    np.save(tmp_path / "a.npy", random.integers(0, 256, (96, 16, 16, 3), dtype=np.uint8))
+    settings = {**TINY, "optimizer.lr": 1e30, "snapshots.epochs": 0}
+    with pytest.raises(NonFiniteLossError, match="is not finite, so it is not saved"):
+        train(
+            str(tmp_path / "a.npy"),
+            tmp_path / "run",
+            epochs=1,
+            batch_size=96,
+            settings=settings,
+            progress=False,
+        )
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_infinite_features_are_neither_embedded_nor_exported(images: Path, tmp_path: Path) -> None:
+    """A run of an earlier version, which saved such weights."""
+    settings = {**TINY, "snapshots.epochs": 0}
+    run = train(str(images), tmp_path / "run", epochs=1, batch_size=12, settings=settings, progress=False)
+    encoder, meta = load_encoder(run.path)
+    enlarge(encoder)
+    save_encoder(encoder, run.path, meta)
+    for call in (kf.embed, kf.evaluate):
+        with pytest.raises(
+            KinfolkError,
+            match=r"gives features that are not finite, for 36 of 36 samples; .* lower learning "
+            r"rate",
+        ):
+            call(run.path, str(images))
+    with pytest.raises(KinfolkError, match="gives features that are not finite, so it is not exported"):
+        kf.export(run.path, "safetensors")
+    assert not (run.path / "export").exists()
 
 
 @pytest.mark.parametrize("keep", [1, 3])

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.errors import InterruptedRunError, KinfolkError
+import kinfolk as kf
+from kinfolk.errors import InterruptedRunError, KinfolkError, UsageError
+from kinfolk.evaluation.protocols import write_result
 from kinfolk.models.weights import meta_of
 from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint
 from kinfolk.training.config import TrainConfig
@@ -159,3 +161,17 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Run) -> None:
     assert before["step"] < read_checkpoint(run.checkpoint)["kinfolk"]["step"]
     assert run.model.read_bytes() == whole
     assert "is used instead" in run.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_a_copy_with_another_seed_is_not_compared(stopped: Path, tmp_path: Path, with_weights: bool) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(stopped / "run0", tmp_path / name)
+        write_result(tmp_path / name, "linear", {"accuracy": 0.5, "test": 10, "measured_on": "test split"})
+    kf.compare([tmp_path / "a"])
+    config = tmp_path / "b" / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace("seed: 0", "seed: 1", 1), encoding="utf-8")
+    if not with_weights:
+        (tmp_path / "b" / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"b/config\.yaml was changed after the training \(`seed` is 1 and was 0\)"):
+        kf.compare([tmp_path / "a", tmp_path / "b"])

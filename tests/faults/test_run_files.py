@@ -151,6 +151,36 @@ def test_a_checkpoint_without_its_configuration(stopped: Path, tmp_path: Path) -
     assert read_checkpoint(run.checkpoint)
 
 
+def test_a_folder_that_is_renamed_ends_in_a_sentence(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensorboard writes in a thread; an error there would fail the test."""
+    end = MetricsLog.on_train_epoch_start
+
+    def rename(self: MetricsLog, trainer: Any, module: Any) -> None:
+        end(self, trainer, module)
+        if trainer.current_epoch == 1:
+            self.run.path.rename(tmp_path / "other")
+            writer = trainer.loggers[0].experiment
+            writer.add_scalar("a", 1.0, 1)
+            writer.flush()
+
+    monkeypatch.setattr(MetricsLog, "on_train_epoch_start", rename)
+    settings = {**SETTINGS, "trainer.loggers": ["tensorboard"], "checkpoint.every_minutes": None}
+    gone = r"run was removed or renamed during the run; resume|its folder was removed or renamed"
+    with pytest.raises(KinfolkError, match=gone):
+        train(
+            str(images),
+            tmp_path / "run",
+            epochs=3,
+            batch_size=12,
+            settings=settings,
+            progress=False,
+        )
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    run = train(out=tmp_path / "other", resume=True, progress=False)
+    assert [row["epoch"] for row in run.epochs()] == [1, 2, 3]
+
+
 def test_a_folder_that_cannot_be_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 

@@ -14,7 +14,12 @@ from kinfolk.frameworks.clip import CLIP, SigLIP
 
 def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
     framework = CLIP(
-        nn.Flatten(), nn.Linear(12, 4), nn.Identity(), nn.Linear(5, 4), temperature=0.07, detector=IFND(6, 2, schedule="constant")
+        nn.Flatten(),
+        nn.Linear(12, 4),
+        nn.Identity(),
+        nn.Linear(5, 4),
+        temperature=0.07,
+        detector=IFND(num_samples=6, num_clusters=2, schedule="constant"),
     )
 
     def told() -> list[float]:
@@ -23,7 +28,7 @@ def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
     assert told() == [0.07, 0.07]
     for t in (0.02, 0.05):
         with torch.no_grad():
-            framework.loss.temperature_parameters()[0].fill_(-math.log(t))
+            framework.get_parameter("objective.learned.logit_scale").fill_(-math.log(t))
         if t == 0.02:
             framework.refresh(torch.randn(6, 4), 0.0)
         else:
@@ -32,7 +37,7 @@ def test_detectors_are_told_the_temperature_as_it_was_learned() -> None:
 
 
 def test_the_detector_of_siglip_is_given_the_learned_temperature() -> None:
-    detector = IFND(6, 2, schedule="constant")
+    detector = IFND(num_samples=6, num_clusters=2, schedule="constant")
     framework = SigLIP(nn.Flatten(), nn.Linear(12, 4), nn.Identity(), nn.Linear(5, 4), temperature=0.07, detector=detector)
     with torch.no_grad():
         framework.get_parameter("objective.learned.logit_scale").fill_(-math.log(0.02))

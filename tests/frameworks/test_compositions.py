@@ -1,6 +1,7 @@
-"""Every framework × detector × action through its whole life: warm-up, start, refreshes and the epochs after them.
+"""Every framework with every detector through its whole life: warm-up, start, refreshes and the epochs after them.
 
-The loop calls the hooks of a training in the order in which `kinfolk.training` calls them.
+Each pair of a framework and a detector is trained once. Actions, kinds of the detector and mixed precision take turns, so that any two of
+them meet. The loop calls the hooks of a training in the order in which `kinfolk.training` calls them.
 """
 
 from __future__ import annotations
@@ -8,18 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from kinfolk.detectors import DETECTORS
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Answer, Detector
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.pairs import ACTIONS, Block
+from kinfolk.kinship import ACTIONS
+from kinfolk.pairs import Block
 from kinfolk.seeding import generator
 
 NUM_SAMPLES, NUM_CLASSES, BATCH, EPOCHS, WARMUP = 36, 3, 18, 5, 1
@@ -36,6 +38,7 @@ DETECTOR_ARGS: dict[str, dict[str, Any]] = {
 }
 DETECTOR_ARGS["guide"] = {"features": torch.eye(NUM_CLASSES)[torch.arange(NUM_SAMPLES) % NUM_CLASSES], "alpha": 0.2, "start_epoch": WARMUP}
 DETECTOR_ARGS["components"] = {"start_epoch": WARMUP}
+DETECTOR_ARGS["positive_margin"] = {"margin": 0.3, "start_epoch": WARMUP}
 DETECTOR_ARGS["teacher"] = {"start_epoch": WARMUP}
 FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
     "moco": {"queue_size": 20},
@@ -53,7 +56,47 @@ FRAMEWORK_ARGS: dict[str, dict[str, Any]] = {
 NORMALISED = ("mocov3", "nnclr", "rcl")
 """Frameworks whose predictor begins with a linear layer and a BatchNorm. Here only linear layers without bias are between the encoder's
 bias and that norm, which subtracts the mean over the batch, so the gradient of this bias is 0 except for rounding."""
-METHODS = [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTORS for a in ACTIONS)]
+KINDS: dict[str, tuple[dict[str, Any], ...]] = {
+    "ifnd": ({}, {"source": "bank"}, {"space": "features"}),
+    "neighbours": ({}, {"space": "features"}),
+    "glofnd": ({}, {"shared": True}),
+    "ring": ({}, {"num_clusters": 3}, {"boundaries": "learned"}, {"anneal": "knn"}),
+    "guide": ({}, {"alpha": None, "temperature": 0.2}),
+    "hierarchy": ({}, {"warmup_epochs": 0, "start_epoch": WARMUP}),
+}
+"""Kinds of a detector, by arguments; None removes one of `DETECTOR_ARGS`."""
+SAME_FEATURES = ("pcl", "rcl")
+"""Frameworks that use one embedding pass for their own clusters and the detector, and it has projected embeddings."""
+
+
+class Case(NamedTuple):
+    """A composition, the arguments of its detector, and whether it trains in bfloat16."""
+
+    name: str
+    detector_args: dict[str, Any]
+    mixed: bool
+
+    def __str__(self) -> str:
+        kind = "".join(f", {key}={value}" for key, value in self.detector_args.items())
+        return self.name + kind + (", mixed" if self.mixed else "")
+
+
+def cases() -> Iterator[Case]:
+    """One case for each framework, and one for each framework and detector that work together.
+
+    The action of the i-th framework turns with i mod 3 and the kind of the detector with i div 3, so each kind meets each action."""
+    for i, (framework, kind) in enumerate(FRAMEWORKS.items()):
+        yield Case(framework, {}, i % 2 == 0)
+        for j, detector in enumerate(DETECTORS):
+            if detector == "teacher" and "teacher" not in kind.guides:
+                continue
+            kinds = KINDS.get(detector, ({},))
+            given = kinds[i // 3 % len(kinds)]
+            if framework in SAME_FEATURES and "space" in given:
+                given = {}
+            soft = detector == "teacher" or "temperature" in given
+            actions = ("attract", "reweight") if soft else ACTIONS
+            yield Case(f"{framework}+{detector}:{actions[(i + j) % len(actions)]}", given, (i + j) % 2 == 0)
 
 
 @dataclass
@@ -97,8 +140,9 @@ def life(framework: Framework, epochs: int = EPOCHS, mixed: bool = False) -> Ite
         order = torch.randperm(NUM_SAMPLES, generator=draw) if order is None else order
         lived = Epoch(due, [], 0, False)
         dropped.clear()
-        for ids in torch.split(order, BATCH):
-            framework.set_progress(epoch, epochs)
+        steps = torch.split(order, BATCH)
+        for step, ids in enumerate(steps):
+            framework.set_progress(epoch + step / len(steps), epochs)
             views = images[ids] + 0.2 * torch.randn(framework.num_views, len(ids), 3, 2, 2, generator=draw)
             texts = {}
             if "text" in framework.modalities:
@@ -130,9 +174,9 @@ def spied(framework: Framework) -> list[Detector]:
     """A list to which a detector is added each time it drops candidates that are not kin."""
     dropped: list[Detector] = []
 
-    def find(detector: Detector, original: Any, block: Block) -> Found:
-        found: Found = original(block)
-        if any(roles.drop is not None for roles in found.levels):
+    def find(detector: Detector, original: Any, block: Block) -> Answer:
+        found: Answer = original(block)
+        if any(kin.ignore is not None for kin in (found if isinstance(found, tuple) else (found,))):
             dropped.append(detector)
         return found
 
@@ -141,25 +185,47 @@ def spied(framework: Framework) -> list[Detector]:
     return dropped
 
 
-def refusal(name: str) -> str | None:
-    """The reason for which a composition is refused when it is built; None: it is not."""
-    method = parse(name)
-    if method.detector == "teacher" and "teacher" not in FRAMEWORKS[method.framework].guides:
-        return "has no teacher: use"
-    return "must be 'attract' or 'reweight'" if method.detector == "teacher" and method.action == "eliminate" else None
+def test_a_teacher_is_refused_where_there_is_none() -> None:
+    for framework in (name for name, kind in FRAMEWORKS.items() if "teacher" not in kind.guides):
+        for action in ACTIONS:
+            with pytest.raises((ValueError, UsageError), match="has no teacher: use"):
+                made(f"{framework}+teacher:{action}")
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if refusal(name) is not None])
-def test_what_cannot_work_is_refused_with_a_reason(name: str) -> None:
-    with pytest.raises((ValueError, UsageError), match=str(refusal(name))):
-        made(name)
+def test_soft_degrees_are_not_eliminated() -> None:
+    for name, given in (("simclr+teacher", {}), ("moco+teacher", {}), ("clip+guide", KINDS["guide"][1])):
+        with pytest.raises(ValueError, match="must be 'attract' or 'reweight'"):
+            made(f"{name}:eliminate", detector_args=given)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if refusal(name) is None])
-def test_every_composition_lives(name: str) -> None:
-    method, framework = parse(name), made(name)
+@pytest.mark.parametrize("framework", SAME_FEATURES)
+def test_features_are_refused_where_embeddings_are_clustered(framework: str) -> None:
+    for detector in ("ifnd", "neighbours"):
+        with pytest.raises(ValueError, match="must use projected embeddings"):
+            made(f"{framework}+{detector}", detector_args={"space": "features"})
+
+
+def test_the_cases_have_every_pair() -> None:
+    found: dict[str, set[Any]] = {"actions": set(), "kinds": set(), "precisions": set()}
+    for case in cases():
+        method = parse(case.name)
+        if method.detector is not None:
+            kind = f"{method.detector}{case.detector_args}"
+            found["actions"] |= {(method.framework, method.action), (kind, method.action)}
+            found["kinds"] |= {(method.framework, method.detector)}
+            found["precisions"] |= {(method.framework, case.mixed), (kind, case.mixed), (method.action, case.mixed)}
+    kinds = {f"{name}{given}": "temperature" in given or name == "teacher" for name in DETECTORS for given in KINDS.get(name, ({},))}
+    sides = (*FRAMEWORKS, *kinds)
+    assert found["actions"] == {(side, action) for side in sides for action in ACTIONS if action != "eliminate" or not kinds.get(side)}
+    assert len(found["kinds"]) == len(FRAMEWORKS) * len(DETECTORS) - sum("teacher" not in kind.guides for kind in FRAMEWORKS.values())
+    assert found["precisions"] == {(side, mixed) for side in (*sides, *ACTIONS) for mixed in (False, True)}
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=str)
+def test_every_composition_lives(case: Case) -> None:
+    method, framework = parse(case.name), made(case.name, detector_args=case.detector_args)
     before = {key: value.clone() for key, value in framework.named_parameters() if value.requires_grad}
-    epochs = list(life(framework))
+    epochs = list(life(framework, mixed=case.mixed))
     losses = torch.tensor([epoch.losses for epoch in epochs])
     assert losses.isfinite().all()
     assert losses[-1].mean() != losses[0].mean()
@@ -169,7 +235,7 @@ def test_every_composition_lives(name: str) -> None:
     images = torch.randn(5, 3, 2, 2)
     assert framework.features(images).shape == (5, 16)
     torch.testing.assert_close(framework.embed(images).norm(dim=1), torch.ones(5))
-    detector = "neighbours" if name == "la" else method.detector
+    detector = "neighbours" if case.name == "la" else method.detector
     for epoch in epochs[:WARMUP]:
         assert not epoch.flagged
         assert not epoch.dropped
@@ -189,63 +255,23 @@ def test_a_bias_before_a_norm_has_no_gradient(name: str) -> None:
     assert framework.get_parameter("encoder.1.weight").grad.abs().max() > 1e-4  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("detector", ["glofnd", "ifnd", "hierarchy", "ring"])
-def test_every_framework_lives_in_mixed_precision(framework: str, detector: str) -> None:
-    epochs = list(life(made(f"{framework}+{detector}:reweight"), mixed=True))
-    assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
-    assert all(epoch.flagged for epoch in epochs[WARMUP:])
-
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a bank": ("ifnd", {"source": "bank"}),
-    "features": ("ifnd", {"space": "features"}),
-    "features of neighbours": ("neighbours", {"space": "features"}),
-    "one threshold": ("glofnd", {"shared": True}),
-    "clusters in the ring": ("ring", {"num_clusters": 3}),
-    "learned bounds": ("ring", {"boundaries": "learned"}),
-    "by kNN": ("ring", {"anneal": "knn"}),
-    "a soft guide": ("guide:attract", {"alpha": None, "temperature": 0.2}),
-    "a soft guide for weights": ("guide:reweight", {"alpha": None, "temperature": 0.2}),
-    "a late hierarchy": ("hierarchy", {"warmup_epochs": 0, "start_epoch": WARMUP}),
-}
-REFUSED = {("pcl", "features"), ("pcl", "features of neighbours"), ("rcl", "features"), ("rcl", "features of neighbours")}
-"""One embedding pass serves their own clusters and the detector, and it has projected embeddings."""
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant_lives(framework: str, variant: str) -> None:
-    detector, arguments = VARIANTS[variant]
-    name = f"{framework}+{detector}"
-    if (framework, variant) in REFUSED:
-        with pytest.raises(ValueError, match="must use projected embeddings"):
-            made(name, detector_args=arguments)
-        return
-    epochs = list(life(made(name, detector_args=arguments)))
-    assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
-    assert not epochs[0].flagged
-    assert all(epoch.flagged for epoch in epochs[WARMUP:])
-
-
 @pytest.mark.parametrize(
-    ("framework", "arguments"),
+    ("name", "arguments"),
     [
-        ("moco", {"symmetric": True}),
-        ("pcl", {"queue_size": 0}),
-        ("pcl", {"every": 2, "num_prototypes": 2}),
-        ("rcl", {"hierarchy": "kmeans"}),
-        ("rcl", {"hierarchy": "dbscan"}),
-        ("rcl", {"criteria": 1, "retrieval": "nearest", "radii": None}),
-        ("spcl", {"prototypes": "labels", "num_clusters": None}),
-        ("spcl", {"metric_weight": 0, "prototype_weight": 0, "reinitialise": ()}),
+        ("moco+ifnd", {"symmetric": True}),
+        ("pcl+hierarchy", {"queue_size": 0}),
+        ("pcl+cave", {"every": 2, "num_prototypes": 2}),
+        ("rcl+ifnd", {"hierarchy": "kmeans", "radii": None, "min_samples": 4}),
+        ("rcl+hierarchy", {"hierarchy": "dbscan"}),
+        ("rcl+cave", {"criteria": 1, "retrieval": "nearest", "radii": None, "min_samples": 4}),
+        ("spcl+ifnd", {"prototypes": "labels", "num_clusters": None}),
+        ("spcl+hierarchy", {"metric_weight": 0, "prototype_weight": 0, "reinitialise": ()}),
     ],
 )
-@pytest.mark.parametrize("detector", ["ifnd", "hierarchy", "cave"])
-def test_every_kind_of_framework_lives(framework: str, arguments: dict[str, Any], detector: str) -> None:
-    epochs = list(life(made(f"{framework}+{detector}", arguments)))
+def test_every_kind_of_framework_lives(name: str, arguments: dict[str, Any]) -> None:
+    epochs = list(life(made(name, arguments)))
     assert torch.tensor([epoch.losses for epoch in epochs]).isfinite().all()
-    assert all(epoch.dropped if detector == "cave" else epoch.flagged for epoch in epochs[WARMUP:])
+    assert all(epoch.dropped if name.endswith("cave") else epoch.flagged for epoch in epochs[WARMUP:])
 
 
 @pytest.mark.parametrize(("warmup", "start", "update_from"), [(1, 3, None), (3, 1, None), (1, 3, 2)])
@@ -255,10 +281,10 @@ def test_a_hierarchy_with_a_late_start_flags_from_the_later_of_both(warmup: int,
     assert [epoch.flagged > 0 for epoch in epochs] == [False, False, False, True, True]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
-def test_ids_that_are_not_integers_are_refused(framework: str, dtype: torch.dtype) -> None:
-    trained = made(framework)
-    texts = {"tokens": torch.randint(4, (4, 5))} if "text" in trained.modalities else {}
-    with pytest.raises(ValueError, match=r"`ids` \(=torch\.\w+\) must be whole numbers"):
-        trained(torch.randn(trained.num_views, 4, 3, 2, 2), torch.arange(4).to(dtype), **texts)
+def test_every_framework_refuses_ids_that_are_not_integers(dtype: torch.dtype) -> None:
+    for framework in FRAMEWORKS:
+        trained = made(framework)
+        texts = {"tokens": torch.randint(4, (4, 5))} if "text" in trained.modalities else {}
+        with pytest.raises(ValueError, match=r"`ids` \(=torch\.\w+\) must be an integer tensor"):
+            trained(torch.randn(trained.num_views, 4, 3, 2, 2), torch.arange(4).to(dtype), **texts)

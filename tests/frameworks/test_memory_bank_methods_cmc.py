@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import GloFND, Oracle, StartAt
 from kinfolk.frameworks import CMC, IR
+from kinfolk.kinship import ACTIONS
 from kinfolk.models import SplitEncoder, SplitHead
-from kinfolk.pairs import ACTIONS
 from tests.frameworks.steps import assert_writes_nothing
 from tests.reference import multiview, queues
 
@@ -109,8 +109,8 @@ def test_two_equal_parts_are_twice_instance_discrimination(pool_kin: bool) -> No
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_direction_has_a_detector_of_its_own(action: Any) -> None:
-    glofnd = GloFND(NUM_SAMPLES, alpha=0.3, init="quantile")
-    framework = made(20, detector=StartAt(glofnd, 1), action=action)
+    glofnd = GloFND(num_samples=NUM_SAMPLES, alpha=0.3, init="quantile")
+    framework = made(20, detector=StartAt(glofnd, epoch=1), action=action)
     framework.set_eval_labels(LABELS)
     first, second = framework.detectors
     assert first is not second
@@ -171,7 +171,7 @@ def test_in_half_precision_only_the_networks_are_coarse() -> None:
 
 
 def test_evaluation_and_broken_steps_write_nothing() -> None:
-    framework = made(20, detector=GloFND(NUM_SAMPLES, alpha=0.2))
+    framework = made(20, detector=GloFND(num_samples=NUM_SAMPLES, alpha=0.2))
     framework(*batch(0))
     assert_writes_nothing(framework, *batch(1))
 
@@ -186,7 +186,7 @@ def test_saved_and_continued_is_the_same() -> None:
         return framework
 
     def new() -> CMC:
-        return made(15, detector=GloFND(NUM_SAMPLES, alpha=0.2))
+        return made(15, detector=GloFND(num_samples=NUM_SAMPLES, alpha=0.2))
 
     whole, first = trained(new(), range(4)), trained(new(), range(2))
     torch.manual_seed(9)

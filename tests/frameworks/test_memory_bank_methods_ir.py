@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import FNC, Detector, GloFND, Oracle, Ring
 from kinfolk.frameworks import IR
-from kinfolk.pairs import ACTIONS
+from kinfolk.kinship import ACTIONS
 from tests.frameworks.steps import assert_writes_nothing
 from tests.frameworks.test_moco import kin_of
 from tests.reference import queues
@@ -82,7 +82,7 @@ def test_the_draw_is_another_in_every_step_and_the_same_after_a_resume() -> None
 
 def test_pooled_kin_stand_inside_the_logarithm() -> None:
     """Ring + C_i: equation 5 of the Ring paper, with the members of the anchor's cluster above and those and the ring below."""
-    ring = Ring(0.3, 0.8, NUM_SAMPLES, num_clusters=4)
+    ring = Ring(lower=0.3, upper=0.8, num_samples=NUM_SAMPLES, num_clusters=4)
     ring.refresh(torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1)), 0.0)
     assert ring.clusters is not None
     framework, cluster = made(detector=ring, action="attract", pool_kin=True), ring.clusters.labels[0].tolist()
@@ -114,9 +114,9 @@ def test_without_attracted_kin_there_is_nothing_to_pool(detector: Detector | Non
 @pytest.mark.parametrize("name", ["fnc", "glofnd", "oracle"])
 @pytest.mark.parametrize("num_negatives", [None, 20])
 def test_detectors_look_at_the_bank(name: str, action: Any, num_negatives: int | None) -> None:
-    glofnd = GloFND(NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
+    glofnd = GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
     glofnd.store.threshold.fill_(0.3)
-    detectors: dict[str, Detector] = {"fnc": FNC(fraction=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
+    detectors: dict[str, Detector] = {"fnc": FNC(alpha=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
     framework = made(num_negatives, detector=detectors[name], action=action, kin_weight=0.25)
     framework.set_eval_labels(LABELS)
     views, ids = batch(0)[0], torch.arange(BATCH) * 5
@@ -155,7 +155,7 @@ def test_the_gradient_is_right() -> None:
 
 
 def test_evaluation_and_broken_steps_write_nothing() -> None:
-    framework = made(20, detector=GloFND(NUM_SAMPLES, alpha=0.2))
+    framework = made(20, detector=GloFND(num_samples=NUM_SAMPLES, alpha=0.2))
     framework(*batch(0))
     assert_writes_nothing(framework, *batch(1))
 

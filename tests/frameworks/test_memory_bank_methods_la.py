@@ -67,7 +67,7 @@ def test_without_close_neighbours_it_is_instance_discrimination() -> None:
 
 
 @pytest.mark.parametrize("action", ["eliminate", "reweight"])
-@pytest.mark.parametrize("detector", [Oracle(LABELS), FNC(fraction=0.2)])
+@pytest.mark.parametrize("detector", [Oracle(LABELS), FNC(alpha=0.2)])
 def test_another_detector_takes_the_place_of_the_neighbours(detector: Any, action: Any) -> None:
     la, ir = (made(kind, detector=detector, action=action, **more) for kind, more in ((LA, {}), (IR, {"num_negatives": None})))
     torch.testing.assert_close(la(*batch(0)), ir(*batch(0)), msg="kin that are not attracted")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kinfolk.detectors import FNC, IFND, Detector, GloFND, Oracle
 from kinfolk.errors import KinfolkWarning
 from kinfolk.frameworks import MoCo
-from kinfolk.pairs import ACTIONS
+from kinfolk.kinship import ACTIONS
 from tests.reference import detection, queues
 
 NUM_SAMPLES, BATCH, T = 40, 6, 0.3
@@ -28,7 +28,7 @@ def made(queue_size: int = 16, momentum: float = 0.9, **more: Any) -> MoCo:
 
 @pytest.mark.parametrize("which", ["query", "momentum"])
 def test_who_embeds_the_samples_for_a_clustering_is_a_choice(which: Any) -> None:
-    framework, (views, _) = made(cluster_encoder=which, detector=IFND(NUM_SAMPLES, 4)), batch(0)
+    framework, (views, _) = made(cluster_encoder=which, detector=IFND(num_samples=NUM_SAMPLES, num_clusters=4)), batch(0)
     with torch.no_grad():
         for parameter in framework.encoder.parameters():
             parameter.add_(0.5)
@@ -108,9 +108,9 @@ def kin_of(name: str, sims: list[list[float]], ids: Tensor, entries: list[int]) 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("name", ["fnc", "glofnd", "oracle"])
 def test_detectors_look_at_the_queue(name: str, action: Any) -> None:
-    glofnd = GloFND(NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
+    glofnd = GloFND(num_samples=NUM_SAMPLES, alpha=0.2, rule="sgd", lr=0.5)
     glofnd.store.threshold.fill_(0.3)
-    detectors: dict[str, Detector] = {"fnc": FNC(fraction=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
+    detectors: dict[str, Detector] = {"fnc": FNC(alpha=0.25), "glofnd": glofnd, "oracle": Oracle(LABELS)}
     framework = made(detector=detectors[name], action=action, kin_weight=0.25)
     framework.set_eval_labels(LABELS)
     for step in range(3):
@@ -136,7 +136,7 @@ def test_the_gradient_is_right() -> None:
 
 
 def test_evaluation_writes_nothing() -> None:
-    framework = made(detector=GloFND(NUM_SAMPLES, alpha=0.2))
+    framework = made(detector=GloFND(num_samples=NUM_SAMPLES, alpha=0.2))
     framework(*batch(0))
     before = {name: value.clone() for name, value in framework.state_dict().items()}
     framework.eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.detectors import FNC, IFND, GloFND, Oracle
 from kinfolk.frameworks import MoCoV3
-from kinfolk.pairs import ACTIONS
+from kinfolk.kinship import ACTIONS
 from tests.reference import queues
 
 NUM_SAMPLES, BATCH, T = 20, 6, 0.3
@@ -63,7 +63,7 @@ def test_it_is_algorithm_1(action: Any) -> None:
 
 
 def test_nothing_flagged_is_the_plain_loss() -> None:
-    plain, silent = made(), made(detector=GloFND(NUM_SAMPLES, alpha=0.0))
+    plain, silent = made(), made(detector=GloFND(num_samples=NUM_SAMPLES, alpha=0.0))
     assert torch.equal(plain(*batch(0)), silent(*batch(0)))
 
 
@@ -77,7 +77,7 @@ def test_the_counts_are_of_both_directions() -> None:
 
 
 def test_a_detector_that_collects_receives_keys() -> None:
-    detector = IFND(NUM_SAMPLES, (3,), source="bank")
+    detector = IFND(num_samples=NUM_SAMPLES, num_clusters=(3,), source="bank")
     framework = made(detector=detector)
     views, ids = batch(0)
     keys = F.normalize(framework.slow(views[0]), dim=1)

@@ -205,7 +205,7 @@ def test_defaults_and_wrong_arguments() -> None:
     with pytest.warns(KinfolkWarning, match="there will be no prototypes"):
         made(warmup_epochs=4)
     with pytest.raises(ValueError, match=r"`detector` \(with `space` 'features'\) must use projected embeddings"):
-        made(detector=IFND(N, space="features"))
+        made(detector=IFND(num_samples=N, space="features"))
     defaults = PCL(nn.Flatten(), nn.Linear(12, 5), 1000, queue_size=10).prototypes
     assert isinstance(defaults, Prototypes)
     assert defaults.clusters.num_clusters == (20, 40, 80)

@@ -54,8 +54,8 @@ def test_arguments_are_read_off_the_signatures() -> None:
     assert detector_arguments(method)["alpha"].default == 0.01  # the class requires it; a training has a usual value
     assert detector_arguments(parse("simclr")) == {}
     fnc = parse("simclr+fnc")
-    assert detector_arguments(fnc)["fraction"].default == 0.01
-    assert detector_arguments(fnc, {"top_k": 3})["fraction"].default is None, "one of the three is enough"
+    assert detector_arguments(fnc)["alpha"].default == 0.01
+    assert detector_arguments(fnc, {"top_k": 3})["alpha"].default is None, "one of the three is enough"
 
 
 def test_a_start_epoch_delays_the_detector() -> None:
@@ -81,9 +81,9 @@ def test_what_is_missing_is_named() -> None:
 
 REASONS = {
     "sogclr": {"prior": "not linear", "hardness": "ratio of two means", "decoupled": "not in the mean over negatives anyway"},
-    "la": dict.fromkeys(ESTIMATE, "in the numerator and in the denominator"),
+    "la": dict.fromkeys(ESTIMATE, "in numerator and denominator"),
     "nnclr": dict.fromkeys(ESTIMATE, "entries of the queue too"),
-    "siglip": dict.fromkeys(ESTIMATE, "judged by itself"),
+    "siglip": dict.fromkeys(ESTIMATE, "classified by itself"),
 }
 REASONS |= {"sogclr-clip": REASONS["sogclr"], "fastclip": REASONS["sogclr"], "rcl": REASONS["nnclr"]}
 
@@ -100,28 +100,29 @@ def test_a_prior_is_taken_or_refused_with_a_reason(name: str) -> None:
             checked_arguments(FRAMEWORKS[name], settable, {key: value}, "framework", name)
 
 
-@pytest.mark.parametrize("loss", [kf.SogCLR, kf.FastCLIP, kf.BimodalSogCLR])
+@pytest.mark.parametrize("loss", [kf.SogCLRLoss, kf.FastCLIPLoss, kf.BimodalSogCLRLoss])
 def test_losses_refuse_a_prior_themselves(loss: Any) -> None:
     with pytest.raises(ValueError, match=r"`prior` \(=0.1\) must be left out with \w+: its maximum .* is not linear"):
-        loss(12, temperature=0.3, prior=0.1)
+        loss(num_samples=12, temperature=0.3, prior=0.1)
 
 
 @pytest.mark.parametrize("name", ["ir", "cmc", "spcl"])
 def test_a_prior_reaches_every_contrast(name: str) -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
-    framework = build(parse(name), encoder, nn.Linear(6, 4), Context(12), {"prior": 0.2, "hardness": 0.5, "decoupled": name != "spcl"})
+    framework = build(parse(name), encoder, nn.Linear(6, 4), Context(12), {"prior": 0.2, "hardness": 0.5, "decoupled": True})
     for objective in framework.objectives:
-        assert isinstance(objective, kf.NTXent)
-        assert (objective.prior, objective.hardness, objective.positive_in_denominator) == (0.2, 0.5, False)
+        assert isinstance(objective, kf.NTXentLoss)
+        assert (objective.prior, objective.hardness, objective.decoupled) == (0.2, 0.5, True)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_spcl_is_decoupled_anyway(inside: bool) -> None:
+@pytest.mark.parametrize(("name", "decoupled"), [("spcl", True), ("simclr", False)])
+def test_spcl_is_decoupled_unless_told_otherwise(name: str, decoupled: bool) -> None:
+    assert framework_arguments(parse(name))["decoupled"].default is decoupled
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
-    with pytest.raises(
-        ValueError, match=r"`decoupled` \(=True\) must be left out with SPCL: the positive is not in the denominator anyway"
-    ):
-        build(parse("spcl"), encoder, nn.Linear(6, 4), Context(12), {"decoupled": True, "positive_in_denominator": inside})
+    for given, expected in (({}, decoupled), ({"decoupled": not decoupled}, not decoupled)):
+        objective = build(parse(name), encoder, nn.Linear(6, 4), Context(12), given).objective
+        assert isinstance(objective, kf.NTXentLoss)
+        assert objective.decoupled is expected
 
 
 @pytest.mark.parametrize("name", ["ir", "cmc"])
@@ -129,5 +130,5 @@ def test_pooled_kin_take_no_prior(name: str) -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6))
     off = {"prior": None, "hardness": None, "decoupled": False, "pool_kin": True}
     assert build(parse(name), encoder, nn.Linear(6, 4), Context(12), off)
-    with pytest.raises(ValueError, match=r"`hardness` \(=0.5\) must be left out with LocalAggregation: close neighbours"):
+    with pytest.raises(ValueError, match=r"`hardness` \(=0.5\) must be left out with LocalAggregationLoss: close neighbours"):
         build(parse(name), encoder, nn.Linear(6, 4), Context(12), {**off, "hardness": 0.5})

@@ -14,7 +14,8 @@ from kinfolk.detectors.components import components
 from kinfolk.errors import UsageError
 from kinfolk.frameworks import SimCLR
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.objectives import NTXent
+from kinfolk.kinship import Kin
+from kinfolk.objectives import NTXentLoss
 from tests.scripted import Scripted, same_class
 
 N, B = 20, 8
@@ -40,20 +41,15 @@ def test_the_loss_is_the_plain_one_and_supcon_by_the_components_of_the_first_hea
     first = F.normalize(z.view(2, B, -1).transpose(0, 1).flatten(0, 1), dim=1)
     key = components(first, ids.repeat_interleave(2))[::2]
     labels = torch.full((N,), -1).scatter(0, ids, key)
-    attracted = NTXent(0.3, detector=Scripted(_shares(labels)), action="attract")
-    expected = NTXent(0.3)(*z.chunk(2), ids) + attracted(*w.chunk(2), ids)
+    by_component = Scripted(lambda row, col: Kin(labels[row] == labels[col]))
+    attracted = NTXentLoss(temperature=0.3, detector=by_component, action="attract")
+    expected = NTXentLoss(temperature=0.3)(*z.chunk(2), ids) + attracted(*w.chunk(2), ids)
     ours = framework(views, ids)
     torch.testing.assert_close(ours, expected)
     for one, other in zip(
         *(torch.autograd.grad(x, list(framework.encoder.parameters()), retain_graph=True) for x in (ours, expected)), strict=True
     ):
         torch.testing.assert_close(one, other)
-
-
-def _shares(labels: torch.Tensor) -> Any:
-    from kinfolk.kinship import Mask, Roles
-
-    return lambda row, col: Roles(kin=Mask(labels[row] == labels[col]))
 
 
 def test_attraction_does_not_reach_the_first_head() -> None:
@@ -79,7 +75,9 @@ def test_a_threshold_is_one_of_the_first_head() -> None:
     assert int(framework.stats.flagged) == int(above)
 
 
-@pytest.mark.parametrize("detector", [GloFND(N, alpha=0.2, init="quantile"), Ring(0.3, 0.8), Guide(torch.eye(N), margin=0.9)])
+@pytest.mark.parametrize(
+    "detector", [GloFND(num_samples=N, alpha=0.2, init="quantile"), Ring(lower=0.3, upper=0.8), Guide(torch.eye(N), margin=0.9)]
+)
 def test_other_detectors_work_on_it(detector: Detector) -> None:
     framework = made(detector)
     loss = framework(*batch())

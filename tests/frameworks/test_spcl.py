@@ -17,7 +17,7 @@ from kinfolk.detectors import IFND, Oracle
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks.registry import Context, build, parse
 from kinfolk.frameworks.spcl import SPCL
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.siamese import draw_partners
 from tests.ranks import spawn
 from tests.reference import losses
@@ -76,14 +76,14 @@ def test_it_is_equation_5(weights: tuple[float, float, float]) -> None:
 
 def test_equation_1_leaves_out_both_views() -> None:
     z = torch.randn(2, 7, 4, dtype=torch.float64, requires_grad=True)
-    loss, expected = NTXent(T, positive_in_denominator=False)(z[0], z[1]), slow.contrast(z[0], z[1], T)
+    loss, expected = NTXentLoss(temperature=T, decoupled=True)(z[0], z[1]), slow.contrast(z[0], z[1], T)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, z), torch.autograd.grad(expected, z))
-    assert made().objective.positive_in_denominator is False  # type: ignore[comparison-overlap]
+    assert made().objective.decoupled is True  # type: ignore[comparison-overlap]
 
 
 def test_without_prototypes_it_is_simclr() -> None:
-    framework = made(metric_weight=0.0, prototype_weight=0.0, positive_in_denominator=True)
+    framework = made(metric_weight=0.0, prototype_weight=0.0, decoupled=False)
     views, ids = batch(0)
     z1, z2 = framework.head(framework.encoder(views.flatten(0, 1))).chunk(2)
     torch.testing.assert_close(framework(views, ids), losses.ntxent(z1, z2, T))
@@ -164,12 +164,12 @@ def test_settings_of_kmeans_reach_it() -> None:
 
 
 def test_after_the_last_epoch_a_detector_sees_embeddings_and_the_heads_stay() -> None:
-    detector = IFND(N, 4)
+    detector = IFND(num_samples=N, num_clusters=4)
     framework = made(detector=detector)
     framework.set_progress(2, 3)
     before = copy.deepcopy(framework.head.state_dict())
     framework.finish(features())
-    want = IFND(N, 4)
+    want = IFND(num_samples=N, num_clusters=4)
     want.refresh(F.normalize(framework.head(features()), dim=1).detach(), 1.0)
     assert torch.equal(detector.labels, want.labels)
     assert all(torch.equal(value, before[name]) for name, value in framework.head.state_dict().items())
@@ -267,7 +267,7 @@ def test_when_it_is_due() -> None:
 
 @pytest.mark.parametrize("space", ["projected", "features"])
 def test_a_detector_that_clusters_has_its_own_space(space: Any) -> None:
-    framework = made(detector=IFND(N, (3,), schedule="constant", space=space)).double()
+    framework = made(detector=IFND(num_samples=N, num_clusters=(3,), schedule="constant", space=space)).double()
     detector = framework.detectors[0]
     assert isinstance(detector, IFND)
     head = copy.deepcopy(framework.head).eval()

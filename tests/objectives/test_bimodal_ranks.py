@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kinfolk.detectors import FNC, Detector, GloFND, Guide, Oracle
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, SigLIPLoss
+from kinfolk.objectives import BimodalLoss, BimodalSogCLRLoss, CLIPLoss, FastCLIPLoss, SigLIPLoss
 from tests.ranks import spawn
 
 NUM_SAMPLES, SIZES = 40, (5, 3, 7)
@@ -21,7 +21,7 @@ LABELS = torch.arange(NUM_SAMPLES) % 4
 GROUPS = torch.where(torch.arange(NUM_SAMPLES) % 3 == 0, -1, torch.arange(NUM_SAMPLES) % 5)
 
 
-def objective(name: str) -> Bimodal[Any]:
+def objective(name: str) -> BimodalLoss[Any]:
     loss, _, detection = name.partition("/")
     detectors: dict[str, Detector | None] = {
         "plain": None,
@@ -31,19 +31,31 @@ def objective(name: str) -> Bimodal[Any]:
         "everybody": FNC(min_similarity=-1.0),  # but the one that is spared
         "oracle": Oracle(LABELS),
         "guide": Guide(temperature=0.3),
-        "glofnd": GloFND(NUM_SAMPLES, alpha=0.2, init="quantile"),
+        "glofnd": GloFND(num_samples=NUM_SAMPLES, alpha=0.2, init="quantile"),
     }
     detector = detectors[detection]
     action: Any = {"oracle": "attract", "guide": "reweight"}.get(detection, "eliminate")
     if loss == "clip":
-        made: Bimodal[Any] = CLIPLoss(0.3, detector=detector, action=action, block_rows=4)
+        made: BimodalLoss[Any] = CLIPLoss(temperature=0.3, detector=detector, action=action, block_rows=4)
     elif loss == "siglip":
-        made = SigLIPLoss(0.3, -2.0, detector=detector, action=action, block_rows=4)  # type: ignore[assignment]
+        made = SigLIPLoss(temperature=0.3, bias=-2.0, detector=detector, action=action, block_rows=4)  # type: ignore[assignment]
     elif loss == "sogclr":
-        made = BimodalSogCLR(NUM_SAMPLES, 0.3, 0.9, None, detector=detector, action=action, block_rows=4)
+        made = BimodalSogCLRLoss(
+            num_samples=NUM_SAMPLES, temperature=0.3, gamma=0.9, decay_epochs=None, detector=detector, action=action, block_rows=4
+        )
     else:
         own = 0.05 if loss == "individual" else None
-        made = FastCLIP(NUM_SAMPLES, 0.3, 1.0, 0.6, None, individual_lr=own, detector=detector, action=action, block_rows=4)
+        made = FastCLIPLoss(
+            num_samples=NUM_SAMPLES,
+            temperature=0.3,
+            rho=1.0,
+            gamma=0.6,
+            decay_epochs=None,
+            individual_lr=own,
+            detector=detector,
+            action=action,
+            block_rows=4,
+        )
     made.set_eval_labels(LABELS)
     return made.double()
 

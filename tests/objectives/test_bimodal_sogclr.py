@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND
-from kinfolk.objectives import BimodalSogCLR, CLIPLoss
+from kinfolk.kinship import Action
+from kinfolk.objectives import BimodalSogCLRLoss, CLIPLoss
 from kinfolk.objectives.sogclr import cosine_gamma
-from kinfolk.pairs import Action
 from tests.reference import bimodal
 from tests.scripted import Scripted, everybody, same_class
 
@@ -29,8 +29,15 @@ def batch(seed: int, ids: list[int], d: int = 5) -> tuple[Tensor, Tensor, Tensor
 @pytest.mark.parametrize("grouped", [False, True])
 def test_value_gradient_and_state_equal_the_equations(action: Action | None, block_rows: int | None, grouped: bool) -> None:
     detector = None if action is None else Scripted(same_class(4))
-    loss_fn = BimodalSogCLR(
-        10, 0.3, 0.7, None, detector=detector, action=action or "eliminate", kin_weight=0.25, block_rows=block_rows
+    loss_fn = BimodalSogCLRLoss(
+        num_samples=10,
+        temperature=0.3,
+        gamma=0.7,
+        decay_epochs=None,
+        detector=detector,
+        action=action or "eliminate",
+        kin_weight=0.25,
+        block_rows=block_rows,
     ).double()
     factor = {None: 0.0, "reweight": 0.75}.get(action, 1.0)
     u: bimodal.Averages = [{}, {}]
@@ -56,17 +63,15 @@ def test_value_gradient_and_state_equal_the_equations(action: Action | None, blo
 def test_full_weight_of_the_new_value_is_the_batch_estimate() -> None:
     """γ = 1: the gradient is exact, and the value is that of CLIP without the positive in the denominator, up to a constant."""
     images, texts, ids = batch(0, [0, 1, 2, 3])
-    loss_fn = BimodalSogCLR(4, 0.4, gamma=1.0).double().eval()
+    loss_fn = BimodalSogCLRLoss(num_samples=4, temperature=0.4, gamma=1.0).double().eval()
     assert torch.autograd.gradcheck(lambda a, b: loss_fn(a, b, ids), (images, texts))
-    clip = CLIPLoss(0.4, learnable=False)
-    for objective in clip.objectives:
-        objective.positive_in_denominator = False
+    clip = CLIPLoss(temperature=0.4, learnable=False, decoupled=True)
     constant = torch.tensor(3.0, dtype=torch.float64).log()
     torch.testing.assert_close(loss_fn(images, texts, ids), 0.4 * (clip(images, texts) - constant))
 
 
 def test_the_weight_falls_along_a_cosine_and_stays() -> None:
-    loss_fn = BimodalSogCLR(4, 0.1, gamma=0.2, decay_epochs=10)
+    loss_fn = BimodalSogCLRLoss(num_samples=4, temperature=0.1, gamma=0.2, decay_epochs=10)
     seen = []
     for epoch in range(13):
         loss_fn.set_progress(epoch, 13)
@@ -80,7 +85,7 @@ def test_the_weight_falls_along_a_cosine_and_stays() -> None:
 
 
 def test_the_paper_s_setting_is_the_default() -> None:
-    loss_fn = BimodalSogCLR(4)
+    loss_fn = BimodalSogCLRLoss(num_samples=4)
     assert loss_fn.temperature == 0.03
     loss_fn.set_progress(9, 37)
     assert loss_fn.image.gamma == pytest.approx(0.6)
@@ -90,13 +95,16 @@ def test_the_paper_s_setting_is_the_default() -> None:
 
 def test_nothing_flagged_is_the_base_loss_bit_for_bit() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
-    base, ours = BimodalSogCLR(10, 0.1, 0.9, None), BimodalSogCLR(10, 0.1, 0.9, None, detector=GloFND(10, alpha=0.0))
+    base, ours = (
+        BimodalSogCLRLoss(num_samples=10, temperature=0.1, gamma=0.9, decay_epochs=None),
+        BimodalSogCLRLoss(num_samples=10, temperature=0.1, gamma=0.9, decay_epochs=None, detector=GloFND(num_samples=10, alpha=0.0)),
+    )
     assert [base(*b).item() for b in data] == [ours(*b).item() for b in data]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_all_flagged_at_a_low_temperature_stays_finite(action: Action) -> None:
-    loss_fn = BimodalSogCLR(4, 0.01, 0.9, None, detector=Scripted(everybody), action=action)
+    loss_fn = BimodalSogCLRLoss(num_samples=4, temperature=0.01, gamma=0.9, decay_epochs=None, detector=Scripted(everybody), action=action)
     images, texts, ids = batch(0, [0, 1, 2, 3])
     for _ in range(3):
         loss = loss_fn(images.bfloat16(), texts.bfloat16(), ids)
@@ -109,7 +117,10 @@ def test_all_flagged_at_a_low_temperature_stays_finite(action: Action) -> None:
 
 def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
     data = [batch(seed, ids) for seed, ids in enumerate(BATCHES)]
-    whole, first, second = (BimodalSogCLR(10, 0.1, 0.9, None, detector=GloFND(10, alpha=0.3)) for _ in range(3))
+    whole, first, second = (
+        BimodalSogCLRLoss(num_samples=10, temperature=0.1, gamma=0.9, decay_epochs=None, detector=GloFND(num_samples=10, alpha=0.3))
+        for _ in range(3)
+    )
     expected = [whole(*b).item() for b in data]
     first(*data[0])
     second.load_state_dict(first.state_dict())
@@ -123,10 +134,10 @@ def test_evaluation_writes_nothing_and_a_saved_state_goes_on() -> None:
 def test_bad_input_and_repr() -> None:
     images, texts, ids = batch(0, [0, 1, 2, 3])
     with pytest.raises(ValueError, match="`ids` must be given"):
-        BimodalSogCLR(4, 0.1)(images, texts)
+        BimodalSogCLRLoss(num_samples=4, temperature=0.1)(images, texts)
     with pytest.raises(ValueError, match=r"`ids` \(=4\) must be in \[0, 4\)"):
-        BimodalSogCLR(4, 0.1)(images, texts, ids + 1)
+        BimodalSogCLRLoss(num_samples=4, temperature=0.1)(images, texts, ids + 1)
     with pytest.raises(ValueError, match=r"`decay_epochs` \(=0\) must be at least 1"):
-        BimodalSogCLR(4, 0.1, decay_epochs=0)
-    shown = "BimodalSogCLR(num_samples=4, temperature=0.1, gamma=0.2, decay_epochs=18, detector=FNC(top_k=1))"
-    assert repr(BimodalSogCLR(4, 0.1, detector=FNC(top_k=1))) == shown
+        BimodalSogCLRLoss(num_samples=4, temperature=0.1, decay_epochs=0)
+    shown = "BimodalSogCLRLoss(temperature=0.1, detector=FNC(top_k=1), num_samples=4)"
+    assert repr(BimodalSogCLRLoss(num_samples=4, temperature=0.1, detector=FNC(top_k=1))) == shown

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.detectors import FNC, Oracle
-from kinfolk.objectives import NTXent, RelativeContrast
-from kinfolk.pairs import ACTIONS, Pairs
+from kinfolk.kinship import ACTIONS
+from kinfolk.objectives import NTXentLoss, RelativeContrastLoss
+from kinfolk.pairs import Pairs
 from tests.reference import relative
 
 T, CRITERIA, QUEUE, BATCH = 0.3, 3, 14, 4
@@ -52,7 +53,7 @@ def test_it_is_equations_2_and_3(block_rows: int | None, absent: bool) -> None:
         assert p.degree is not None
         p.degree[:CRITERIA, 1:] = -1
         p.degree[-CRITERIA:, 2] = -1
-    loss, expected = RelativeContrast(T, block_rows=block_rows).on(p), slow(p)
+    loss, expected = RelativeContrastLoss(temperature=T, block_rows=block_rows).on(p), slow(p)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, p.anchors), torch.autograd.grad(expected, p.anchors))
 
@@ -60,10 +61,10 @@ def test_it_is_equations_2_and_3(block_rows: int | None, absent: bool) -> None:
 def test_a_positive_key_alone_is_nt_xent_to_the_last_digit() -> None:
     p = replace(pairs(keys=1), degree=None)
     given = replace(p, degree=torch.ones(len(p.anchors), 1))
-    base = NTXent(T).on(p)
+    base = NTXentLoss(temperature=T).on(p)
     (gradient,) = torch.autograd.grad(base, p.anchors)
     for each in (p, given):
-        loss = RelativeContrast(T).on(each)
+        loss = RelativeContrastLoss(temperature=T).on(each)
         assert torch.equal(loss, base)
         torch.testing.assert_close(torch.autograd.grad(loss, p.anchors)[0], gradient)
 
@@ -73,10 +74,10 @@ def test_one_prediction_for_all_criteria_goes_by_the_share_that_agree() -> None:
     p = pairs()
     assert p.degree is not None
     same = p.anchors.view(BATCH, CRITERIA, 5)[:, :1].expand(-1, CRITERIA, -1)
-    each = RelativeContrast(T).on(replace(p, anchors=same.reshape(-1, 5)))
+    each = RelativeContrastLoss(temperature=T).on(replace(p, anchors=same.reshape(-1, 5)))
     share = p.degree.view(BATCH, CRITERIA, -1).mean(1)
     positives = p.positives.view(BATCH, CRITERIA, -1, 5)[:, 0]
-    once = RelativeContrast(T).on(replace(p, anchors=same[:, 0], positives=positives, num_views=1, degree=share))
+    once = RelativeContrastLoss(temperature=T).on(replace(p, anchors=same[:, 0], positives=positives, num_views=1, degree=share))
     torch.testing.assert_close(each, once)
 
 
@@ -84,20 +85,20 @@ def test_a_key_of_another_label_is_only_pushed() -> None:
     z, other = torch.tensor([[1.0, 0.0]], requires_grad=True), torch.tensor([[0.0, 1.0]])
     for degree, sign in ((1.0, 1), (0.0, -1)):
         key = Pairs(z, other, torch.tensor([[[0.6, 0.8]]]), torch.tensor([0]), torch.tensor([1]), degree=torch.tensor([[degree]]))
-        (gradient,) = torch.autograd.grad(RelativeContrast(T).on(replace(key, candidates=-other)), z)
+        (gradient,) = torch.autograd.grad(RelativeContrastLoss(temperature=T).on(replace(key, candidates=-other)), z)
         assert -gradient[0, 1] * sign > 0, "a step downhill goes towards a positive and away from a negative"
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_flagged_is_the_base_loss(action: Any) -> None:
-    base = RelativeContrast(T).on(pairs())
+    base = RelativeContrastLoss(temperature=T).on(pairs())
     for detector in (FNC(min_similarity=1.0), Oracle(torch.arange(10))):
-        assert torch.equal(RelativeContrast(T, detector=detector, action=action).on(pairs()), base)
+        assert torch.equal(RelativeContrastLoss(temperature=T, detector=detector, action=action).on(pairs()), base)
 
 
 def test_attracted_kin_are_further_keys() -> None:
     p = pairs(keys=1)
-    loss = RelativeContrast(T, detector=Oracle(LABELS), action="attract").on(p)
+    loss = RelativeContrastLoss(temperature=T, detector=Oracle(LABELS), action="attract").on(p)
     q, key = F.normalize(p.anchors, dim=1), F.normalize(p.positives[:, 0], dim=1)
     expected = []
     for row in range(len(q)):
@@ -115,7 +116,7 @@ def test_attracted_kin_are_further_keys() -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_gradient_is_right(action: Any) -> None:
     p = pairs()
-    loss_fn = RelativeContrast(T, detector=Oracle(LABELS), action=action, block_rows=4).eval()
+    loss_fn = RelativeContrastLoss(temperature=T, detector=Oracle(LABELS), action=action, block_rows=4).eval()
     keys, queue = p.positives.clone().requires_grad_(), p.candidates.clone().requires_grad_()
     inputs = (p.anchors, keys, queue)
     assert torch.autograd.gradcheck(lambda a, k, c: loss_fn.on(replace(p, anchors=a, positives=k, candidates=c)), inputs)
@@ -123,17 +124,17 @@ def test_the_gradient_is_right(action: Any) -> None:
 
 def test_low_temperature_and_half_precision_stay_finite() -> None:
     p = pairs(dtype=torch.bfloat16)
-    loss = RelativeContrast(0.01).on(p)
+    loss = RelativeContrastLoss(temperature=0.01).on(p)
     (gradient,) = torch.autograd.grad(loss, p.anchors)
     exact = replace(p, anchors=p.anchors.double(), positives=p.positives.double(), candidates=p.candidates.double())
-    torch.testing.assert_close(loss.double(), RelativeContrast(0.01).on(exact), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(loss.double(), RelativeContrastLoss(temperature=0.01).on(exact), rtol=1e-3, atol=1e-3)
     assert gradient.isfinite().all()
 
 
 def test_an_anchor_without_negatives_stays_finite() -> None:
     p = pairs()
     p = replace(p, candidate_ids=p.ids[:1].expand(QUEUE))
-    loss = RelativeContrast(T, detector=Oracle(LABELS), action="attract").on(p)
+    loss = RelativeContrastLoss(temperature=T, detector=Oracle(LABELS), action="attract").on(p)
     (gradient,) = torch.autograd.grad(loss, p.anchors)
     assert loss.isfinite()
     assert gradient.isfinite().all()
@@ -142,15 +143,16 @@ def test_an_anchor_without_negatives_stays_finite() -> None:
 def test_the_order_of_candidates_does_not_matter() -> None:
     p, order = pairs(), torch.randperm(QUEUE, generator=torch.Generator().manual_seed(3))
     mixed = replace(p, candidates=p.candidates[order], candidate_ids=p.candidate_ids[order])
-    torch.testing.assert_close(RelativeContrast(T).on(p), RelativeContrast(T).on(mixed))
+    torch.testing.assert_close(RelativeContrastLoss(temperature=T).on(p), RelativeContrastLoss(temperature=T).on(mixed))
 
 
 def test_degrees_are_refused_where_they_say_nothing() -> None:
-    with pytest.raises(ValueError, match="`degree` must be None: to NTXent every own positive is a positive"):
-        NTXent(T).on(pairs())
-    with pytest.raises(ValueError, match=r"`degree` \(=\(2, 3\)\) must have the shape \(12, 3\)"):
-        replace(pairs(), degree=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="`degree` must be None: to NTXentLoss every positive counts fully"):
+        NTXentLoss(temperature=T).on(pairs())
+    for shape in ((2, 3), (12, 1)):
+        with pytest.raises(ValueError, match=r"`degree` \(=\(.*\)\) must have the shape \(12, 3\)"):
+            replace(pairs(), degree=torch.ones(shape))
 
 
 def test_the_call_is_shown() -> None:
-    assert repr(RelativeContrast(0.1)) == "RelativeContrast(temperature=0.1)"
+    assert repr(RelativeContrastLoss(temperature=0.1)) == "RelativeContrastLoss()"

@@ -4,7 +4,7 @@ Mixing them with CPU tensors is refused as CUDA refuses it. Every launch of a ke
 would have to wait: `.item()`, `nonzero`, a mask of bools as an index, a copy that blocks. It says nothing of time.
 
     with pretended() as log:
-        loss_fn = kf.NTXent(temperature=0.1).to("cuda")
+        loss_fn = kf.NTXentLoss(temperature=0.1).to("cuda")
         loss_fn(on_device(z1), on_device(z2)).backward()
     assert not log.waits
 

@@ -22,6 +22,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr": ("simclr", {}, {}),
     "simclr+oracle": ("simclr+oracle:attract", {}, {}),
     "simclr+fnc": ("simclr+fnc", {}, {"top_k": 2}),
+    "simclr+positive_margin": ("simclr+positive_margin", {}, {"margin": 0.3}),
     "simclr+glofnd": ("simclr+glofnd", {}, GLOFND),
     "simclr+ifnd": ("simclr+ifnd", {}, {"num_clusters": (3, 5), "schedule": "constant"}),
     "simclr+ifnd, bank": ("simclr+ifnd", {}, {"num_clusters": (3, 5), "schedule": "constant", "source": "bank"}),

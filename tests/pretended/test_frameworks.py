@@ -51,5 +51,5 @@ def test_a_refresh_and_two_steps(name: str) -> None:
         if isinstance(value, OnDevice) and "logit_scale" not in key:
             torch.testing.assert_close(value.held, here.state_dict()[key], rtol=1e-3, atol=1e-4, msg=key)
     with pretended():
-        if any(detector.refreshed_at_end for detector in there.refreshed):
+        if any(detector.refreshed_at_end for detector in there.detectors):
             there.finish(features(there))

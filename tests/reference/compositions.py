@@ -27,7 +27,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.nnclr import SupportFramework
 from kinfolk.frameworks.registry import Context, build, parse
-from kinfolk.pairs import ACTIONS
+from kinfolk.kinship import ACTIONS
 from tests.ranks import spawn
 
 
@@ -73,17 +73,58 @@ OF_FRAMEWORK: dict[str, dict[str, Any]] = {
 DETECTED = {**{name: {} for name in DETECTORS}, **OF_DETECTOR}
 RANKED = ("moco", "ir", "simclr", "sogclr", "clip", "fastclip", "rcl", "la")
 """Frameworks that are run on two ranks too, with every detector."""
+ACTIONS_OF_DEGREES = ("attract", "reweight")
+GROUPS = torch.arange(NUM_SAMPLES) // 3
+LISTED = {"similarities": torch.linspace(0.1, 1.0, 7)}
+SET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((f"simclr+fnc:{a}", {"prior": 0.1}, {}) for a in ACTIONS),
+    *((f"simclr+fnc:{a}", {"hardness": 0.5}, {}) for a in ACTIONS),
+    ("simclr+oracle:attract", {"prior": 0.2, "hardness": 1.0, "decoupled": True}, {}),
+    *((f"{f}+fnc:{a}", {"decoupled": True}, {}) for f in ("simclr", "clip") for a in ACTIONS),
+    *((f"simclr+{d}:eliminate", {"rescale_kept": True}, {}) for d in ("fnc", "oracle", "fnc, all")),
+    *((f"{f}+fnc:attract", {"own_weight": 0.3}, {}) for f in ("simclr", "sogclr", "clip", "fastclip", "moco")),
+    ("simclr+guide, soft:attract", {"own_weight": 0.3}, {}),
+    ("moco+teacher:attract", {"own_weight": 0.2}, {}),
+    *(
+        (f"simclr+{d}:{a}", {}, {"degrees": True, **(LISTED if d == "known" else {})})
+        for d in ("fnc", "fnc, above", "glofnd, adam", "ifnd", "known", "ring", "ring, clusters", "neighbours", "guide", "hierarchy")
+        for a in ACTIONS_OF_DEGREES
+    ),
+    *((f"{f}+fnc:{a}", {}, {"degrees": True}) for f in ("sogclr", "la", "siglip", "rcl", "clip", "fastclip") for a in ACTIONS_OF_DEGREES),
+    ("simclr+fnc:attract", {"own_weight": 0.3}, {"degrees": True}),
+    *((f"{f}+fnc, all:eliminate", {"min_negatives": 3}, {}) for f in ("simclr", "sogclr", "clip", "siglip", "moco")),
+    *((f"sogclr+fnc, all:{a}", {"min_negatives": 3}, {"degrees": True}) for a in ACTIONS_OF_DEGREES),
+    *((f"{f}+oracle:reweight", {"kin_weight": 0.0}, {}) for f in ("simclr", "sogclr", "clip", "siglip", "la")),
+    *((f"{f}+fnc:eliminate", {"groups": True}, {}) for f in ("simclr", "sogclr", "moco", "ir", "rcl")),
+    *((f"simclr+{d}:attract", {"second_head": True}, {}) for d in ("fnc", "components", "glofnd, adam", "guide")),
+    ("simclr+fnc:attract", {"second_head": True}, {"degrees": True}),
+    *((f"{f}+{d}:attract", {"pool_kin": True}, {}) for f in ("ir", "cmc") for d in ("oracle", "ring")),
+    ("clip+fnc:eliminate", {"learnable": False}, {}),
+    *((f"fastclip{d}", {"individual_lr": 0.1}, {}) for d in ("", "+fnc:attract", "+oracle:reweight")),
+    *((f"fastclip{d}", {"temperature_gradient": "exact"}, {}) for d in ("", "+fnc:attract", "+oracle:reweight")),
+]
+"""Compositions with further settings of the framework and of the detector."""
+
+
+def with_settings(name: str, *settings: dict[str, Any]) -> str:
+    """`composition | setting=value, …`."""
+    return f"{name} | " + ", ".join(f"{k}={'…' if isinstance(v, Tensor) else v}" for each in settings for k, v in each.items())
+
+
+SETTINGS = {with_settings(*each): each for each in SET}
 
 
 def names() -> list[str]:
     """`framework`, or `framework+detector[, how]:action`."""
-    return [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTED for a in ACTIONS)]
+    return [*FRAMEWORKS, *(f"{f}+{d}:{a}" for f in FRAMEWORKS for d in DETECTED for a in ACTIONS), *SETTINGS]
 
 
 def kept() -> list[str]:
-    """Those whose digests are kept: every framework alone and with GloFND, every detector and action on one, and some on others."""
+    """Those whose digests are kept: every framework alone and with GloFND, every detector and action on one, some on others, and all
+    further settings."""
     chosen = {*FRAMEWORKS, *(f"{f}+glofnd:eliminate" for f in FRAMEWORKS), *(f"simclr+{d}:{a}" for d in DETECTED for a in ACTIONS)}
     chosen |= {f"sogclr+{d}:reweight" for d in DETECTED} | {f"clip+{d}:eliminate" for d in DETECTED} | {f"la+{d}:attract" for d in DETECTED}
+    chosen |= {"moco+teacher:reweight", "mocov3+teacher:attract", *SETTINGS}
     return [name for name in names() if name in chosen]
 
 
@@ -96,19 +137,23 @@ def kept_on_ranks() -> list[str]:
 def made(name: str, dtype: torch.dtype = torch.float64) -> Framework:
     """The composition on a small encoder; the same weights each time."""
     torch.manual_seed(0)
+    name, more, detector_more = SETTINGS.get(name, (name, {}, {}))
     framework, _, rest = name.partition("+")
     detector, _, action = rest.partition(":")
     method = parse(framework if not rest else f"{framework}+{detector.partition(',')[0]}:{action}")
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.LayerNorm(8), nn.ReLU())
     text = nn.EmbeddingBag(30, 8), nn.Linear(8, 4)
-    context = Context(NUM_SAMPLES, LABELS, text)
-    arguments = {"temperature": 0.3, **OF_FRAMEWORK.get(framework, {})}
+    context = Context(NUM_SAMPLES, LABELS, text, second_head=nn.Linear(8, 5) if more.get("second_head") else None)
+    arguments = {"temperature": 0.3, **OF_FRAMEWORK.get(framework, {}), **more}
+    grouped = arguments.pop("groups", False)
+    arguments.pop("second_head", None)
     if framework not in ("spcl",):
         arguments["block_rows"] = 6
-    built = build(method, encoder, nn.Linear(8, 4), context, arguments, DETECTED.get(detector, {}))
+    built = build(method, encoder, nn.Linear(8, 4), context, arguments, {**DETECTED.get(detector, {}), **detector_more})
     if isinstance(built, SupportFramework):  # a norm over the batch would differ between ranks
         built.predictors = nn.ModuleList(nn.Linear(4, 4) for _ in built.predictors)
     built.set_eval_labels(LABELS)
+    built.set_groups(GROUPS if grouped else None)
     built.to(dtype)
     with torch.no_grad():
         for value in (*built.parameters(), *built.buffers()):

@@ -28,7 +28,7 @@ class Threshold:
         """Equation 4 on one sample's rows (V, C), then the columns above the new threshold, row by row. `betas` None: plain SGD."""
         shares = []
         for row in views.tolist():
-            negatives = [s for s in row if s != -math.inf]
+            negatives = [s for s in row if s > -2]
             shares.append(sum(1 for s in negatives if s > self.value) / len(negatives))
         gradient = alpha - sum(shares) / len(shares)
         self.updates += 1
@@ -43,45 +43,17 @@ class Threshold:
 
 def quantile(values: list[float], share_above: float) -> float:
     """The (1 − share_above) quantile, linear between neighbours."""
-    ordered = sorted((x for x in values if x != -math.inf), reverse=True)
+    ordered = sorted((x for x in values if x > -2), reverse=True)
     place = share_above * (len(ordered) - 1)
     first = math.floor(place)
     second = min(first + 1, len(ordered) - 1)
     return ordered[first] + (place - first) * (ordered[second] - ordered[first])
 
 
-@dataclass
-class Tracked:
-    """One sample's threshold under the rule "tracking"; `used` is the level of the last visit. `step` is None at a first visit."""
-
-    alpha: float
-    value: float = 1.0
-    mean: float = 0.0
-    spread: float = 0.0
-    used: float = 1.0
-    step: float | None = None
-
-    def __post_init__(self) -> None:
-        level = NormalDist().inv_cdf(1 - self.alpha)
-        unit = NormalDist().pdf(0)  # the spread of a standard normal distribution
-        self.place = level / unit
-        self.tail = self.first_tail = (NormalDist().pdf(level) / self.alpha - level) / unit
-
-    def visit(self, row: list[float], drift: float) -> None:
-        negatives = [s for s in row if s != -math.inf]
-        n, fresh = len(negatives), self.spread == 0
-        mean = sum(negatives) / n
-        limit, rate = 7.5 / math.sqrt(len(row)) * self.spread, min(max(len(row) / 16384, 1 / 128), 1 / 4)
-        change, wider = mean - self.mean, sum(s - mean for s in negatives if s > mean) / n - self.spread
-        self.mean += change - (1 - rate) * min(max(change, -limit), limit)
-        self.spread += wider - (1 - rate) * min(max(wider, -limit), limit)
-        self.used = self.mean + self.spread * (self.place + drift * self.tail)
-        peaks = [s - self.used for s in negatives if s > self.used]
-        weight = max(1.0, self.alpha * len(row)) / (max(1.0, self.alpha * len(row)) + 6)
-        prior = self.alpha * (1 - weight) / weight
-        self.place += 0.2 * drift * self.tail
-        self.tail = max((prior * self.tail + sum(peaks) / n / self.spread) / (prior + len(peaks) / n), self.first_tail / 2)
-        step = min(weight * (len(peaks) / n / self.alpha - 1), 1.5)
-        self.place += self.tail * step
-        self.value = self.used + self.spread * self.tail * step
-        self.step = None if fresh else step
+def normal_quantile(values: list[float], share_above: float) -> float:
+    """The (1 − share_above) quantile of a normal distribution with the mean of the values and their
+    mean excess over it, which is 1 / √(2π) of the standard deviation."""
+    kept = [x for x in values if x > -2]
+    mean = sum(kept) / len(kept)
+    excess = sum(max(0.0, x - mean) for x in kept) / len(kept)
+    return mean + math.sqrt(2 * math.pi) * excess * NormalDist().inv_cdf(1 - share_above)

@@ -42,18 +42,6 @@ def merge(centres: list[list[float]], borders: list[int], similarity: float) -> 
     return group
 
 
-def spread(weights: list[list[float]], label: int, steps: int = 3000) -> list[float]:
-    """How much of one node's label reaches each: every node again and again takes the mean of its neighbours' and its own first value."""
-    n = len(weights)
-    f = [0.0] * n
-    for _ in range(steps):
-        f = [
-            (float(i == label) + sum(weights[i][j] * f[j] for j in range(n) if j != i)) / (1 + sum(weights[i]) - weights[i][i])
-            for i in range(n)
-        ]
-    return f
-
-
 def check(hierarchy: Hierarchy) -> None:
     """Nested levels, sums and sizes equal to recomputed ones, every alive cluster once in its ring and none other, the rest free."""
     tree, labels = hierarchy.tree, hierarchy.labels

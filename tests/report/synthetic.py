@@ -101,7 +101,7 @@ def method(data: ImageData, detector: bool = True) -> SimCLR:
     """A trained method, as far as the page can tell; its detector flags every similarity above 0.9."""
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8))
-    found = kf.GloFND(data.num_train, alpha=0.1) if detector else None
+    found = kf.GloFND(num_samples=data.num_train, alpha=0.1) if detector else None
     if found is not None:
         found.store.threshold.fill_(0.9)
     return SimCLR(encoder, nn.Identity(), detector=found).eval()

@@ -25,7 +25,7 @@ def compared(detector: kf.Detector | None, num: int = NUM) -> Compared:
 
 
 def test_kin_are_those_above_the_anchors_own_threshold() -> None:
-    detector = kf.GloFND(2 * NUM, alpha=0.1)
+    detector = kf.GloFND(num_samples=2 * NUM, alpha=0.1)
     detector.store.threshold.copy_(torch.linspace(0.2, 0.9, 2 * NUM))
     found = compared(detector)
     labels = torch.arange(2 * NUM) % 3
@@ -66,14 +66,17 @@ def test_only_training_samples_are_compared_and_each_run_of_the_report_alike() -
 @pytest.mark.parametrize(
     ("detector", "names"),
     [
-        (kf.GloFND(2 * NUM, alpha=0.1), ["learned", "exact", "FNC"]),
-        (kf.StartAt(kf.GloFND(2 * NUM, alpha=0.1), epoch=2), ["learned", "exact", "FNC"]),
-        (kf.FNC(fraction=0.1), ["exact", "FNC"]),
-        (kf.Ring(0.3, 0.9), ["lower, exact", "upper, exact"]),
-        (kf.Ring(0.3, 0.9, num_samples=2 * NUM, boundaries="learned"), ["lower, exact", "upper, exact"]),  # never visited: not finite
-        (kf.Ring(0.0, 0.9), ["upper, exact"]),
+        (kf.GloFND(num_samples=2 * NUM, alpha=0.1), ["learned", "exact", "FNC"]),
+        (kf.StartAt(kf.GloFND(num_samples=2 * NUM, alpha=0.1), epoch=2), ["learned", "exact", "FNC"]),
+        (kf.FNC(alpha=0.1), ["exact", "FNC"]),
+        (kf.Ring(lower=0.3, upper=0.9), ["lower, exact", "upper, exact"]),
+        (
+            kf.Ring(lower=0.3, upper=0.9, num_samples=2 * NUM, boundaries="learned"),
+            ["lower, exact", "upper, exact"],
+        ),  # never visited: not finite
+        (kf.Ring(lower=0.0, upper=0.9), ["upper, exact"]),
         (kf.FNC(top_k=3), None),
-        (kf.GloFND(2 * NUM, alpha=0.0), None),
+        (kf.GloFND(num_samples=2 * NUM, alpha=0.0), None),
         (None, None),
     ],
 )
@@ -83,7 +86,7 @@ def test_which_thresholds_are_drawn(detector: Any, names: list[str] | None) -> N
 
 
 def test_exact_levels_are_quantiles_and_batch_levels_those_of_fnc() -> None:
-    found = compared(kf.GloFND(2 * NUM, alpha=0.1))
+    found = compared(kf.GloFND(num_samples=2 * NUM, alpha=0.1))
     sim = (found.embedding @ found.embedding.T).double()
     (level,) = exact_levels(found, bounds_of(found))
     others = sim[~torch.eye(NUM, dtype=torch.bool)].view(NUM, NUM - 1)

@@ -62,7 +62,11 @@ def test_kin_are_those_above_the_learned_thresholds(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("detector", "expected"),
-    [(FNC(top_k=1), [[False, True, False]]), (Oracle(torch.tensor([0, 1, 0, 0])), [[False, False, True]]), (GloFND(4, 0.5), [[False] * 3])],
+    [
+        (FNC(top_k=1), [[False, True, False]]),
+        (Oracle(torch.tensor([0, 1, 0, 0])), [[False, False, True]]),
+        (GloFND(num_samples=4, alpha=0.5), [[False] * 3]),
+    ],
 )
 def test_every_kind_of_role(detector: Any, expected: list[list[bool]]) -> None:
     own_QC = torch.tensor([[True, False, False]])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import Interval, Roles
+from kinfolk.detectors.base import Detector
+from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 from kinfolk.plugins import register_detector
 
@@ -19,8 +19,8 @@ class Nearest(Detector):
         super().__init__()
         self.threshold = threshold
 
-    def find(self, block: Block) -> Found:
-        return Found((Roles(kin=Interval(block.sim_RC.new_full((len(block.sim_RC),), self.threshold))),))
+    def find(self, block: Block) -> Kin:
+        return Kin(block.sim_RC > self.threshold)
 
 
 register_detector("nearest_of_test", Nearest)

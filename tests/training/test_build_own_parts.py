@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 import kinfolk as kf
 from kinfolk.detectors import DETECTORS
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError
-from kinfolk.kinship import Interval, Keys, Roles
+from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 from kinfolk.plugins import load_plugins, register_detector
-from kinfolk.training.build import check_answer
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.load_run import open_run
 from kinfolk.training.settings import checked_arguments
@@ -44,8 +43,8 @@ class Threshold(Detector):
         super().__init__()
         self.threshold = threshold
 
-    def find(self, block: Block) -> Found:
-        return Found((Roles(kin=Interval(block.sim_RC.new_full((len(block.sim_RC),), self.threshold))),))
+    def find(self, block: Block) -> Kin:
+        return Kin(block.sim_RC > self.threshold)
 
 
 class Tiny(nn.Module):
@@ -132,31 +131,18 @@ def without_plugin() -> Iterator[None]:
     forget_plugin()
 
 
-def block(rows: int = 4, candidates: int = 6) -> Block:
-    sim = torch.zeros(rows, candidates)
-    return Block(sim, torch.arange(rows // 2), torch.arange(candidates), 2, torch.full((rows,), candidates))
+class Wrong(Detector):
+    """Answers with a row for each sample instead of one for each view."""
 
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, r"`find` of Mine must return Found"),
-        (Found(()), r"must return Found"),
-        (Found((Roles(kin=Interval(torch.zeros(3))),)), r"`lower_R` of Mine has shape \(3,\); it must be \(4,\)"),
-        (Found((Roles(kin=Interval(torch.tensor([0.0, torch.nan, 0.0, 0.0]))),)), r"`lower_R` of Mine is NaN in 1 of 4 rows"),
-        (Found((Roles(kin=Keys(torch.zeros(1, 4), torch.zeros(1, 4))),)), r"`key_LC` of Mine has shape \(1, 4\); it must be \(levels, 6\)"),
-        (Found((Roles(),), {"level": torch.zeros(4)}), r"the update `level` of Mine has 4 rows; it must have 2"),
-    ],
-)
-def test_wrong_answers_of_a_detector_are_refused(answer: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_answer(answer, block(), "Mine")
-    check_answer(Found((Roles(kin=Interval(torch.zeros(4))),), {"level": torch.zeros(2)}), block(), "Mine")
+    def find(self, block: Block) -> Kin:
+        return Kin(block.sim_RC[:: block.num_views] > 0.5)
 
 
 def test_a_detector_with_wrong_answers_ends_the_training_with_a_sentence(tmp_path: Path, images: Any) -> None:
-    with pytest.raises(UsageError, match="`lower_R` of Threshold is NaN"):
-        train(images, tmp_path / "run", detector=Threshold(float("nan")), epochs=1, settings=SMALL, progress=False)
+    """All wrong answers are in tests/test_kinship.py."""
+    sentence = r"`degree` of `Kin` \(=torch.bool \(16, 32\)\) must be bool or float of the shape \(32, 32\)"
+    with pytest.raises(ValueError, match=sentence):
+        train(images, tmp_path / "run", detector=Wrong(), epochs=1, settings=SMALL, progress=False)
 
 
 def test_a_detector_that_flags_nothing_is_reported_once(tmp_path: Path, images: Any) -> None:

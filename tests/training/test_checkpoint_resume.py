@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file as read_file
 
+from kinfolk.errors import UsageError
 from kinfolk.training.checkpoint import read_checkpoint
 from kinfolk.training.run_folder import Run
 from kinfolk.training.train import train
@@ -86,3 +87,11 @@ def test_a_finished_run_is_left_alone(whole: Run, capsys: pytest.CaptureFixture[
     assert train(**training(whole.path, resume=True, progress=True)).epochs() == whole.epochs()
     assert {path: path.stat().st_mtime_ns for path in whole.path.rglob("*")} == before
     assert "is finished after 3 epochs" in capsys.readouterr().err
+
+
+def test_fewer_epochs_than_are_done_are_refused(whole: Run) -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"`epochs` \(=2\) is less than the 3 epochs that .* has done; leave `epochs`",
+    ):
+        train(**training(whole.path, resume=True, epochs=2))

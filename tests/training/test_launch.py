@@ -15,7 +15,7 @@ from torch import nn
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.seeding import kept_random_state
 from kinfolk.training import launch
-from kinfolk.training.config import TrainerConfig
+from kinfolk.training.config import TrainConfig, TrainerConfig
 from kinfolk.training.trainer import _strategy
 
 
@@ -107,3 +107,26 @@ def test_the_encoder_is_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(compiled) == 2, "the encoder and its momentum copy"
     assert compiled[0] is encoder
     assert list(module.framework.state_dict()) == names
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize("method", ["simclr+fnc", "cmc"])
+def test_every_loss_is_compiled_where_the_trainer_says_so(method: str, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinfolk.contrast import BlockLoss, block_loss
+    from kinfolk.objectives import base
+    from kinfolk.training.build import build_framework
+
+    compiled: list[int] = []
+
+    def noted() -> BlockLoss:
+        compiled.append(1)
+        return block_loss
+
+    monkeypatch.setattr(base, "compile_block_loss", noted)
+    settings = {"method": method, "trainer.compile": compiles, "model.name": "resnet10"}
+    settings |= {"model.stem": "cifar", "model.width": 4, "views.size": 8, "head.out_size": 4}
+    data: Any = SimpleNamespace(num_train=8, labels=None, samples=SimpleNamespace(keys=[]))
+    framework = build_framework(TrainConfig().with_settings(settings), data)
+    for _ in range(2):
+        framework(torch.randn(framework.num_views, 4, 3, 8, 8), torch.arange(4)).backward()
+    assert len(compiled) == (len(framework.objectives) if compiles else 0), "once for each loss"

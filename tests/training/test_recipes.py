@@ -187,7 +187,7 @@ def test_the_paper_s_settings() -> None:
 def test_the_paper_s_settings_of_image_and_text(name: str, framework: dict[str, Any], detector: dict[str, Any]) -> None:
     """Table 4 of the GloFND paper, and section 4.2."""
     learned = {"rule": "adam", "lr": 0.05, "init": "one"}
-    kinds = {"": {}, "-fnc": {"fraction": detector["alpha"], "start_epoch": detector["start_epoch"]}, "-glofnd": {**detector, **learned}}
+    kinds = {"": {}, "-fnc": {"alpha": detector["alpha"], "start_epoch": detector["start_epoch"]}, "-glofnd": {**detector, **learned}}
     for kind, expected in kinds.items():
         recipe = load_recipe(f"{name}{kind}-cc3m")
         assert (recipe.epochs, recipe.batch_size, recipe.model.name, recipe.text.layers) == (37, 1024, "resnet50", 12)

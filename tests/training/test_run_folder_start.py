@@ -188,3 +188,14 @@ def test_settings_as_people_write_them(tmp_path: Path) -> None:
     broken.write_text("epochs: [1,")
     with pytest.raises(UsageError, match=r"broken\.yaml is not YAML"):
         TrainConfig.load(broken)
+
+
+def test_one_image_is_too_few(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "images", 1)
+    with pytest.raises(
+        UsageError,
+        match=r"images. has 1 training image; a training contrasts images with each other and "
+        r"needs at least 2",
+    ):
+        tiny(data, tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()

@@ -70,7 +70,7 @@ def test_recipes_resolve_with_every_framework(name: str, framework: str) -> None
     [
         ("simclr-ifnd-cifar100", "simclr", {"temperature": 0.2}, {}),
         ("moco-ifnd-imagenet", "moco", {"temperature": 0.2, "queue_size": 65536, "momentum": 0.999}, {}),
-        ("simclr-glofnd-imagenet100", "simclr+fnc", {"temperature": 0.1}, {"fraction": 0.01, "start_epoch": 70}),
+        ("simclr-glofnd-imagenet100", "simclr+fnc", {"temperature": 0.1}, {"alpha": 0.01, "start_epoch": 70}),
         ("spcl-cifar10", "simclr", {"temperature": 0.5}, {}),
         ("rcl-cpu", "moco", {"temperature": 0.2, "queue_size": 4096, "momentum": 0.99}, {}),
         ("sogclr-glofnd-cpu", "simclr+glofnd", {"temperature": 0.2}, {"alpha": 0.01, "init": "quantile", "start_epoch": 10}),

@@ -16,7 +16,7 @@ from kinfolk.data.sample_table import Samples
 from kinfolk.errors import KinfolkWarning, UsageError
 from kinfolk.frameworks import CLIP
 from kinfolk.models import read_state
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from kinfolk.training.build import build_framework
 from kinfolk.training.load_run import open_run
 from kinfolk.training.loader import BatchLoader
@@ -96,7 +96,7 @@ def test_data_without_captions_and_runs_without_text(tmp_path: Path, monkeypatch
     with pytest.raises(UsageError, match="the data has no captions"):
         run_on(data.parent, tmp_path / "run")
     known: list[Tensor] = []
-    monkeypatch.setattr(NTXent, "set_groups", lambda self, groups: known.append(groups))
+    monkeypatch.setattr(NTXentLoss, "set_groups", lambda self, groups: known.append(groups))
     run = train(data, tmp_path / "simclr", epochs=1, batch_size=12, settings={**SMALL, "views.preset": "simclr"}, progress=False)
     assert torch.equal(known[0], torch.arange(len(known[0])) // 2 * 2), "the two rows of a image are no negatives of each other"
     with pytest.raises(UsageError, match="which has no text tower"):

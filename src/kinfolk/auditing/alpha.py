@@ -1,13 +1,15 @@
-"""Choosing α: statistics of a random part of the anchors, the suggested share, and the false negatives that a batch will contain.
+"""Statistics of a random part of the anchors, the share of pairs with equal labels, and the false
+negatives that a batch will contain.
 
-`take_survey` computes all similarities of some anchors. From them come the curve of precision and recall along α (with labels) and the
-share of pairs that stands out, from which an α is suggested.
+`take_survey` computes all similarities of some anchors. From them come the histogram of similarities
+and, with labels, the curve of precision and recall along α.
 
 Dimension key: S surveyed anchors (in `kin_shares`: samples with a known label), R rows of a block, N data set.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +47,6 @@ class Survey:
         anchors: (S,) their ids; all samples of a small data set.
         curve: for each α one point of the rule "one α" and one of "α by sample".
         level: the z of `similarity_spread` at the audit's α.
-        excess: share of pairs that stands out from the similarities of unrelated samples, mean over the anchors.
-        excess_error: standard error of that mean.
         edges, density: histogram of all similarities of the anchors.
         same_density: histogram of the similarities of pairs with equal labels; None without labels.
     """
@@ -54,8 +54,6 @@ class Survey:
     anchors: Ints
     curve: tuple[Point, ...]
     level: float
-    excess: float
-    excess_error: float
     edges: Floats
     density: Floats
     same_density: Floats | None
@@ -73,25 +71,19 @@ def take_survey(features: Features, alpha: float, labels_N: Ints | None, progres
     tails_Z = np.zeros(len(similarity_spread.LEVELS), dtype=np.int64)
     edges = np.linspace(-1, 1, BINS + 1, dtype=np.float32)
     counts, same_counts = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.int64)
-    excesses: list[NDArray[np.float64]] = []
     spreads: list[tuple[Floats, Floats]] = []
     for ids_R, sim_RN in full_rows(features, anchors_S, progress, "Surveying some anchors"):
         spreads.append(similarity_spread.spread(similarity_spread.sampled_rows(features.take(ids_R), ids_R, columns_MD, columns_M))[:2])
-        tails_RZ = similarity_spread.tails(sim_RN, *spreads[-1])
-        tails_Z += tails_RZ.sum(0)
-        excesses.append(similarity_spread.excess(tails_RZ, len(features) - 1))
+        tails_Z += similarity_spread.tails(sim_RN, *spreads[-1]).sum(0)
         for total, more in zip((counts, same_counts), _histogram(sim_RN, labels_N, ids_R), strict=True):
             total += more
     pairs = len(anchors_S) * (len(features) - 1)
     level = similarity_spread.level_for(alpha, tails_Z, pairs)
     curve = _curve(features, anchors_S, labels_N, spreads, tails_Z, sorted({*ALPHAS, alpha}), progress)
-    excess_S = np.concatenate(excesses)
     return Survey(
         anchors_S,
         curve,
         level,
-        float(excess_S.mean()),
-        float(excess_S.std(ddof=1) / np.sqrt(len(excess_S))),
         edges,
         (counts / max(1, counts.sum())).astype(np.float32),
         None if labels_N is None else (same_counts / max(1, same_counts.sum())).astype(np.float32),
@@ -161,13 +153,13 @@ BATCH_SIZES = (64, 128, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True)
 class BatchLine:
-    """Expected number of false negatives in a batch with two views of each sample.
+    """Expected number of false negatives in a batch.
 
     Args:
         batch_size: number of samples.
-        negatives: negatives of each anchor, 2 · (batch_size − 1).
+        negatives: negatives of each anchor, with two views of each sample 2 · (batch_size − 1).
         per_anchor: false negatives among them.
-        per_batch: false negatives of all 2 · batch_size anchors.
+        per_batch: false negatives of all anchors, two for each sample.
         chance: probability that an anchor has at least one.
     """
 
@@ -176,21 +168,6 @@ class BatchLine:
     per_anchor: float
     per_batch: float
     chance: float
-
-
-def suggested_alpha(survey: Survey, num_samples: int) -> float:
-    """The share of pairs that stands out, to two digits; at least one pair for each anchor and at most a half."""
-    return _as_alpha(survey.excess, num_samples)
-
-
-def suggested_range(survey: Survey, num_samples: int) -> tuple[float, float]:
-    """95 % confidence interval of the suggested α, from the spread of the surveyed anchors."""
-    half = 1.96 * survey.excess_error
-    return _as_alpha(survey.excess - half, num_samples), _as_alpha(survey.excess + half, num_samples)
-
-
-def _as_alpha(share: float, num_samples: int) -> float:
-    return float(f"{min(max(share, 1 / (num_samples - 1)), 0.5):.2g}")
 
 
 def best_alpha(survey: Survey) -> float | None:
@@ -213,21 +190,45 @@ def kin_pairs(labels_N: Ints) -> int:
     return int(sum(size * (size - 1) for size in sizes))
 
 
-def kin_shares(labels_N: Ints | None, suggested: float) -> NDArray[np.float64]:
-    """(S,) share of the other samples that have the same label, for each sample with a known label; without labels the suggested share."""
+def kin_share_range(labels_N: Ints) -> tuple[float, float]:
+    """95 % confidence interval of `kin_share` in the whole data set, if the samples with a known
+    label are a random part of it. With all labels known both ends are the share.
+
+    The variance is that of a U-statistic, corrected for the labelled part of the data, on a
+    logarithmic scale, because the share is small and its distribution skewed.
+    """
+    share, known = kin_share(labels_N), labels_N[labels_N >= 0]
+    num = len(known)
+    unknown = 1 - num / len(labels_N)
+    if num < 3 or share in (0, 1):
+        highest = -math.log(0.025) / max(1, num * (num - 1) // 2)
+        return (0.0, min(1.0, highest)) if share == 0 and unknown else (share, share)
+    by_pair = share * (1 - share) / (num - 1)
+    by_sample = max(0.0, float(kin_shares(labels_N, share).var(ddof=1)) - by_pair)
+    pairs_unknown = 1 - (num / len(labels_N)) ** 2
+    # 3 instead of the 2 of theory: `by_sample` is itself uncertain if few samples are labelled
+    error = math.sqrt((unknown * 4 * by_sample + pairs_unknown * 3 * by_pair) / num)
+    factor = math.exp(1.96 * error / share)
+    return share / factor, min(1.0, share * factor)
+
+
+def kin_shares(labels_N: Ints | None, otherwise: float) -> NDArray[np.float64]:
+    """(S,) share of the other samples with the same label, for each sample with a known label;
+    `otherwise` if there are fewer than two."""
     known = np.empty(0) if labels_N is None else labels_N[labels_N >= 0]
     if len(known) < 2:
-        return np.full(1, suggested)
+        return np.full(1, otherwise)
     _, inverse, sizes = np.unique(known, return_inverse=True, return_counts=True)
     shares: NDArray[np.float64] = (sizes[inverse] - 1) / (len(known) - 1)
     return shares
 
 
-def batch_lines(shares_S: NDArray[np.float64], num_samples: int, sizes: Sequence[int]) -> tuple[BatchLine, ...]:
-    """One line for each batch size that the data can fill; if there is none, one line for the whole data set. See `kin_shares`."""
+def batch_lines(shares_S: NDArray[np.float64], num_samples: int, sizes: Sequence[int], views: int = 2) -> tuple[BatchLine, ...]:
+    """One line for each batch size that the data can fill; if there is none, one line for the whole
+    data set. `views`: of each sample among the negatives. See `kin_shares`."""
     share, lines = float(shares_S.mean()), []
     for size in [size for size in sizes if size <= num_samples] or [num_samples]:
-        others = size - 1
-        chance = float((1 - (1 - shares_S) ** others).mean())
-        lines.append(BatchLine(size, 2 * others, 2 * others * share, 4 * size * others * share, chance))
+        others = views * (size - 1)
+        chance = float((1 - (1 - shares_S) ** (size - 1)).mean())
+        lines.append(BatchLine(size, others, others * share, 2 * size * others * share, chance))
     return tuple(lines)

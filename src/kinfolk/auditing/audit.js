@@ -10,10 +10,14 @@
     card.append(page.make("h3", "", `${group.kind}, ${group.size} samples${more}`), members);
     return card;
   }));
-  for (const [id, rows] of [["mislabel-cards", shown.mislabels], ["outlier-cards", shown.outliers]]) {
-    const place = document.getElementById(id);
-    if (place) place.append(...rows.map(([i, note]) => page.sample(i, note)));
-  }
+  const outliers = document.getElementById("outlier-cards");
+  if (outliers) outliers.append(...shown.outliers.map(([i, note]) => page.sample(i, note)));
+  const mislabels = document.getElementById("mislabel-cards");
+  if (mislabels) mislabels.append(...shown.mislabels.map(([i, note]) => {
+    const figure = page.sample(i);
+    figure.querySelector("b").after(page.make("span", "num", note)); // after the label that it doubts
+    return figure;
+  }));
   const hubs = document.getElementById("hub-cards");
   if (hubs) hubs.append(...shown.hubs.map(([i, number, times]) => page.sample(i, `${number} anchors, ${times}×`)));
 })();

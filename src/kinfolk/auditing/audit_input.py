@@ -1,11 +1,13 @@
 """Opens what `kinfolk audit` is given: a file of features, a run, or images, which are embedded first.
 
-Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm (`encoder="timm/NAME"`), by k-means of
-their own patches (`encoder="patches"`), or, if no encoder is given, by a small encoder that is trained on them for a short time.
+Images are embedded by a run (`encoder="runs/x"`), by a pretrained network of torchvision or timm
+(`encoder="timm/NAME"`), or, if no encoder is given, by k-means of their own patches, which needs no
+training.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,8 @@ from kinfolk.auditing.annotations import KEY_COLUMNS, LABEL_COLUMNS, align, read
 from kinfolk.auditing.inputs import SUFFIXES
 from kinfolk.auditing.page import Thumbnails
 from kinfolk.auditing.verdict import UNKNOWN, Provenance
-from kinfolk.errors import UsageError, counted
+from kinfolk.data.captions import captions_of
+from kinfolk.errors import UsageError
 from kinfolk.models.build import PACKAGES
 from kinfolk.training.guides import PATCHES, guide_features
 
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
 
 GUIDES = (".npy", ".safetensors")
 """Files of features that `kinfolk train --guide` takes."""
+ORIGIN = "kinfolk.origin"
+"""Key of the origin of features in the metadata of the Parquet file that `kinfolk embed` writes."""
 PIXELS = 64
 """Side at which the images of `--images` are read for the comparison of pixels."""
-BRIEF_SAMPLES = 60_000
-"""Training samples that the short training sees, over all its epochs."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class AuditInput:
         labels, keys, texts: of the rows, where they are known.
         images, thumbnails: images of the rows, if there are any.
         origin: where samples and features come from, for the words and commands of the verdict.
+        views: views of each sample among the negatives of a batch; one for image and text.
     """
 
     features: Any
@@ -56,6 +60,7 @@ class AuditInput:
     images: ImageData | None = None
     thumbnails: Thumbnails | None = None
     origin: Provenance = UNKNOWN
+    views: int = 2
 
 
 @contextmanager
@@ -64,13 +69,11 @@ def open_input(
     *,
     images: str | None = None,
     encoder: str | None = None,
-    encoder_out: Path | None = None,
     labels: Path | None = None,
     keys: Path | None = None,
     texts: Path | None = None,
     key: str | None = None,
     labels_from_folders: bool = False,
-    epochs: int | None = None,
     as_images: bool = False,
     workers: int | None = None,
     progress: bool = True,
@@ -80,11 +83,10 @@ def open_input(
     Args:
         given: a file of features, a run folder, or images (anything that `kinfolk train --data` takes; a file only with `encoder`).
         images: images of the rows of a file of features.
-        encoder: a run folder or torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed images with; None trains a small encoder.
-        encoder_out: folder for the run of a short training.
+        encoder: a run folder, torchvision/NAME, timm/NAME, open_clip/NAME or patches, to embed images
+            with; None: patches.
         labels, keys, texts: files; see `annotations`.
         key: name of the features in a file with several arrays.
-        epochs: of the short training; None chooses by the number of images.
         as_images: take a file as images, not as features.
     """
     path = Path(given)
@@ -99,8 +101,8 @@ def open_input(
         elif is_file or (not path.exists() and str(given) != "digits" and not as_images):
             found = _from_file(path, key, images, labels_from_folders, workers, Path(cache), progress)
         else:
-            out = Path(cache) / "encoder" if encoder_out is None else encoder_out
-            found = _from_images(str(given), encoder, out, labels_from_folders, epochs, workers, progress)
+            named = PATCHES if encoder is None else encoder
+            found = _from_images(str(given), named, labels_from_folders, workers, progress)
         yield _annotated(found, labels, keys, texts, key)
 
 
@@ -134,19 +136,52 @@ def _num_rows(features: Any, key: str | None) -> int:
 
 
 def _from_run(path: Path, progress: bool) -> AuditInput:
-    """The training samples of a run, embedded by its encoder."""
+    """The training samples of a run, embedded by its encoder. An image with several captions is one
+    sample, with all of them as its text."""
+    from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run
     from kinfolk.training.run_folder import Run, open_data
 
     opened = open_run(path)
     opened.encoder()  # a run without a model is refused before any image is read
     images = opened.data(progress=progress)
-    features = opened.features(images, np.arange(images.num_train), progress=progress)
     source = None if images.stream is not None else open_data(None, opened.config, Run(path))
-    data = opened.config.data
-    own = not _knows_more(opened.config)
-    origin = Provenance(data.source, data.labels_from_folders, False, f"the encoder of the run {path}", own, str(path))
-    return _with_images(features, images, source, origin)
+    origin = run_origin(path, opened.config, None)
+    if not learns_from_text(opened.config):
+        features = opened.features(images, np.arange(images.num_train), progress=progress)
+        return _with_images(features, images, source, origin)
+    rows = rows_by_image(images.samples.keys[: images.num_train])
+    first = np.asarray([members[0] for members in rows], dtype=np.int64)
+    features = opened.features(images, first, progress=progress)
+    captions = images.samples.captions or [None] * len(images)
+    texts = [" / ".join(text for row in each for text in captions_of(captions[row])) for each in rows]
+    if images.stream is not None:
+        found = AuditInput(features, None, [images.samples.keys[row] for row in first], origin=origin)
+    else:
+        found = _with_images(features, images.at(first), source, origin)
+    return replace(found, texts=texts, views=1)
+
+
+def run_origin(path: Path, config: TrainConfig, data: str | None) -> Provenance:
+    """The origin of features by the encoder of a run, of its training data or of other `data`."""
+    from kinfolk.training.build import learns_from_text
+
+    known = config.data.source if data is None else data
+    own = (data is None or _same_place(config.data.source, data)) and not _knows_more(config)
+    folders = bool(config.data.labels_from_folders) and data is None
+    words = f"the encoder of the run {path}"
+    framework = config.method.partition("+")[0]
+    return Provenance(known, folders, False, words, own, str(path), framework, learns_from_text(config))
+
+
+def rows_by_image(keys: Sequence[str]) -> list[list[int]]:
+    """Rows of a table that share an image: the keys of later ones are `path#2`, `path#3`, …"""
+    rows: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        path, mark, number = key.rpartition("#")
+        first = path if mark and number.isdecimal() and path in rows else key
+        rows.setdefault(first, []).append(row)
+    return list(rows.values())
 
 
 def _knows_more(config: TrainConfig) -> bool:
@@ -166,7 +201,7 @@ def _from_file(
 ) -> AuditInput:
     """Features from a file, with keys and labels from the table beside it or from its images."""
     keys, labels = _beside(path, key)
-    origin = Provenance(guide=str(path) if path.suffix.lower() in GUIDES else None)
+    origin = replace(_recorded_origin(path), guide=str(path) if path.suffix.lower() in GUIDES else None)
     if images is None:
         return AuditInput(path, labels, keys, origin=origin)
     from kinfolk.data.open_source import open_source
@@ -194,6 +229,21 @@ def _from_file(
         )
     origin = replace(origin, data=images, labels_from_folders=labels_from_folders, has_labels=own is not None)
     return AuditInput(path, labels if own is None else own, data.samples.keys, None, data, Thumbnails(data, source), origin)
+
+
+def _recorded_origin(path: Path) -> Provenance:
+    """What `kinfolk embed` recorded in the .parquet file beside a .npy file; unknown otherwise."""
+    table = path.with_suffix(".parquet")
+    if path.suffix.lower() != ".npy" or not table.is_file():
+        return UNKNOWN
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        recorded = json.loads((pq.read_schema(table).metadata or {})[ORIGIN.encode()])
+        return Provenance(**recorded)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+        return UNKNOWN
 
 
 def _beside(path: Path, key: str | None) -> tuple[list[str] | None, list[Any] | None]:
@@ -225,49 +275,23 @@ def _beside(path: Path, key: str | None) -> tuple[list[str] | None, list[Any] | 
     return keys, None if labels is None or all(label is None or label == "" for label in labels) else labels
 
 
-def _from_images(
-    data: str, encoder: str | None, out: Path, labels_from_folders: bool, epochs: int | None, workers: int | None, progress: bool
-) -> AuditInput:
-    """Embeds images with a run, a pretrained network, or an encoder trained on them for a short time."""
-    if encoder is not None and (encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES)):
+def _from_images(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:
+    """Embeds images with a run, a pretrained network or patches."""
+    if encoder == PATCHES or ("/" in encoder and encoder.partition("/")[0] in PACKAGES):
         return _by_guide(data, encoder, labels_from_folders, workers, progress)
     from kinfolk.data.open_source import open_source
     from kinfolk.training.load_run import open_run
 
-    if encoder is not None:
-        opened = open_run(encoder)
-        opened.encoder()
-        images = opened.data(data, labels_from_folders=labels_from_folders, workers=workers, progress=progress)
-        words = f"the encoder of the run {encoder}"
-        own = _same_place(opened.config.data.source, data) and not _knows_more(opened.config)
-    else:
-        own = True
-        settings, words = _train_briefly(data, out, labels_from_folders, epochs, progress)
-        opened = open_run(out)
-        images = opened.data(progress=progress)
-        words = f"a small encoder ({settings}), trained on these images by {words}"
+    opened = open_run(encoder)
+    opened.encoder()
+    images = opened.data(data, labels_from_folders=labels_from_folders, workers=workers, progress=progress)
     features = opened.features(images, np.arange(images.num_train), progress=progress)
-    origin = Provenance(data, labels_from_folders, False, words, own, encoder)
+    origin = replace(run_origin(Path(encoder), opened.config, data), labels_from_folders=labels_from_folders)
     return _with_images(features, images, open_source(data, labels_from_folders=labels_from_folders), origin)
 
 
 def _same_place(one: str | None, other: str) -> bool:
     return one is not None and (one == other or Path(one).absolute() == Path(other).absolute())
-
-
-def _train_briefly(data: str, out: Path, labels_from_folders: bool, epochs: int | None, progress: bool) -> tuple[str, str]:
-    """Trains `simclr-cpu` on the images; returns encoder and training in words."""
-    from kinfolk.data.open_source import open_source
-    from kinfolk.training.train import train
-
-    number = sum(item.split == "train" for item in open_source(data, labels_from_folders=labels_from_folders).items())
-    if number < 16:
-        raise UsageError(f"`{data}` has {counted(number, 'image')}, too few to train an encoder on; give one with --encoder")
-    epochs = min(60, max(5, round(BRIEF_SAMPLES / number))) if epochs is None else epochs
-    batch = min(256, 1 << (number // 4).bit_length() - 1)
-    settings = {"data.labels_from_folders": labels_from_folders}
-    train(data, out, recipe="simclr-cpu", epochs=epochs, batch_size=max(4, batch), settings=settings, overwrite=True, progress=progress)
-    return "resnet10, 32 × 32 pixels", f"simclr for {counted(epochs, 'epoch')}"
 
 
 def _by_guide(data: str, encoder: str, labels_from_folders: bool, workers: int | None, progress: bool) -> AuditInput:

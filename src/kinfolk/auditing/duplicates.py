@@ -1,15 +1,13 @@
-"""Verifies near-duplicates by their pixels: whether two images are the same up to size, compression and a slight crop.
+"""Groups of duplicates and near-duplicates, verified by their pixels, and hubs.
 
-Both images are reduced to small grey thumbnails without their low frequencies, so that a shared background (sky, studio, black border)
-does not count. One is cropped and compared with the other, in both directions; the best crop of a grid is then refined step by step. The
-images are copies if the correlation reaches `COPY`. The value was chosen on 3,000 images of Tiny ImageNet with
-a first version without the refinement: different images, each with its most similar ones, were below 0.82 in 99.9 % of the pairs.
+Both images lose their uniform borders (bars, frames, plain sky) and are reduced to small grey
+thumbnails without their low frequencies, so that a shared background does not count. One is cropped
+and compared with the other, in both directions and mirrored; the best crop of a grid is then refined
+step by step. The images are copies if the correlation reaches `COPY` and if they also agree in nearly
+every part that has structure (`PARTS`), so that a few strong edges in the same place are not enough.
+`benchmarks/duplicates.py` measures precision and recall.
 
-Dimension key: P pairs, S side of a thumbnail, T crops.
-
-Groups of duplicates and near-duplicates, and hubs.
-
-Dimension key: N data set, K nearest, M pairs.
+Dimension key: N data set, K nearest, M pairs, P pairs of a block, S side of a thumbnail, B parts.
 """
 
 from __future__ import annotations
@@ -31,9 +29,12 @@ if TYPE_CHECKING:
 
 
 SIDE = 32
-COPY = 0.85
-"""Correlation from which two images are copies."""
-_PLAUSIBLE, _PROMISING = 0.5, 0.4
+COPY, PARTS = 0.85, 0.5
+"""Correlation of whole images, and of nearly all their parts, from which two images are copies."""
+_UNIFORM, _HARD, _LEAST, _STRUCTURE = 0.06, 0.1, 0.3, 0.02
+"""Range of grey in a uniform border, its mean difference from what it borders on, share of a side that is
+kept at least, and deviation of a part with structure."""
+_PLAUSIBLE, _PROMISING = 0.6, 0.55
 """Correlation of whole thumbnails from which crops are tried, and of the best crop from which it is refined."""
 _SCALES = (1.0, 0.95, 0.9, 0.84)
 _BLUR = 9
@@ -44,21 +45,48 @@ SEARCH_UP_TO = 20_000
 
 
 def thumbnails(images: ImageData, number: int) -> Tensor:
-    """(N, 1, S, S) grey thumbnails of the first samples, in [0, 1]. Images are compared in a square, whatever their aspect ratio."""
+    """(N, 1, S, S) grey thumbnails of the first samples without uniform borders, in [0, 1]. Images are
+    compared in a square, whatever their aspect ratio."""
     found = torch.empty(number, 1, SIDE, SIDE)
     for start in range(0, number, _IMAGES):
         ids = torch.arange(start, min(number, start + _IMAGES))
-        pixels = images.pixels(ids).permute(0, 3, 1, 2).float().div_(255).mean(1, keepdim=True)
-        found[start : start + len(ids)] = F.interpolate(pixels, size=(SIDE, SIDE), mode="area")
+        grey = images.pixels(ids).permute(0, 3, 1, 2).float().div_(255).mean(1, keepdim=True)
+        found[start : start + len(ids)] = F.interpolate(grey, size=(SIDE, SIDE), mode="area")
+        top, bottom = _uniform_edges(grey[:, 0])
+        left, right = _uniform_edges(grey[:, 0].transpose(1, 2))
+        for row in (top + left + (grey.shape[2] - bottom) + (grey.shape[3] - right)).nonzero()[:, 0].tolist():
+            content = grey[row : row + 1, :, top[row] : bottom[row], left[row] : right[row]]
+            found[start + row] = F.interpolate(content, size=(SIDE, SIDE), mode="area")[0]
     return found
 
 
+def _uniform_edges(grey_BHW: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,), (B,) first row after a uniform border, and the row after the last one; all rows if too few
+    are left."""
+    height = grey_BHW.shape[1]
+    first_B, last_B = _border(grey_BHW), height - _border(grey_BHW.flip(1))
+    enough = last_B - first_B >= _LEAST * height
+    return torch.where(enough, first_B, 0), torch.where(enough, last_B, height)
+
+
+def _border(grey_BHW: Tensor) -> Tensor:
+    """(B,) rows of one colour at the top, with the blurred row below; zero where they fade, as a sky does."""
+    low_BH, high_BH = grey_BHW.amin(2), grey_BHW.amax(2)
+    apart_BH = torch.maximum(high_BH - low_BH[:, :1], high_BH[:, :1] - low_BH)
+    border_B = (apart_BH < _UNIFORM).long().cumprod(1).sum(1)
+    below_B1 = (border_B + 1).clamp(max=apart_BH.shape[1] - 1).unsqueeze(1)
+    jump_BH = (grey_BHW - grey_BHW[:, :1].mean(2, keepdim=True)).abs().mean(2)
+    ends = (border_B > 0) & (jump_BH.gather(1, below_B1)[:, 0] >= _HARD)
+    return torch.where(ends, border_B + 1, 0)
+
+
 def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.int64]:
-    """(P, 2) each image with the `number` images whose thumbnails are most similar."""
-    whole_ND = _rough(thumbnails_N1SS)
+    """(P, 2) each image with the `number` images whose thumbnails, or mirrored thumbnails, are most similar."""
+    whole_ND, mirrored_ND = _rough(thumbnails_N1SS), _rough(thumbnails_N1SS.flip(3))
     pairs = []
     for start in range(0, len(whole_ND), _IMAGES):
-        sim = whole_ND[start : start + _IMAGES] @ whole_ND.T
+        part = whole_ND[start : start + _IMAGES]
+        sim = torch.maximum(part @ whole_ND.T, part @ mirrored_ND.T)
         rows = torch.arange(len(sim))
         sim[rows, start + rows] = -2
         near = sim.topk(min(number, len(whole_ND) - 1), dim=1).indices
@@ -67,17 +95,20 @@ def similar_thumbnails(thumbnails_N1SS: Tensor, number: int = 3) -> NDArray[np.i
 
 
 def are_copies(thumbnails_N1SS: Tensor, pairs_P2: NDArray[np.int64], progress: bool = False) -> NDArray[np.bool_]:
-    """(P,) True where the two images of a pair are the same up to size, compression and a slight crop."""
+    """(P,) True where the two images of a pair are the same up to size, compression, a slight crop and mirroring."""
     copies = np.zeros(len(pairs_P2), dtype=np.bool_)
     starts = range(0, len(pairs_P2), _PAIRS)
     for start in show_progress(starts, len(starts), "Comparing pixels", enabled=progress):
         pair = torch.from_numpy(pairs_P2[start : start + _PAIRS])
-        copies[start : start + len(pair)] = (correlation(thumbnails_N1SS[pair[:, 0]], thumbnails_N1SS[pair[:, 1]]) >= COPY).numpy()
+        one, other = thumbnails_N1SS[pair[:, 0]], thumbnails_N1SS[pair[:, 1]]
+        same = (correlation(one, other) >= COPY) | (correlation(one.flip(3), other) >= COPY)
+        copies[start : start + len(pair)] = same.numpy()
     return copies
 
 
 def correlation(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
-    """(P,) the highest correlation of one image with a crop of the other, in either direction; −1 where the whole images differ clearly."""
+    """(P,) the highest correlation of one image with a crop of the other, in either direction; −1 where
+    the whole images or some of their parts differ clearly."""
     found_P = torch.full((len(one_P1SS),), -1.0)
     for cropped, whole in ((one_P1SS, other_P1SS), (other_P1SS, one_P1SS)):
         plausible = ((_rough(cropped) * _rough(whole)).sum(1) >= _PLAUSIBLE).nonzero()[:, 0]
@@ -106,19 +137,37 @@ def _best_crop(cropped_P1SS: Tensor, whole_P1SS: Tensor) -> Tensor:
                     moved[:, place] += sign * step
                     moved[:, :2].clamp_(0.75, 1)
                     _keep_better(images, whole, moved, best, crop)
-        best_P[promising] = best
+        same = _parts_agree(_cropped(images, crop), whole_P1SS[promising])
+        best_P[promising] = torch.where(same, best, -1.0)
     return best_P
+
+
+def _parts_agree(one_P1SS: Tensor, other_P1SS: Tensor) -> Tensor:
+    """(P,) True where the images correlate in nearly all parts in which one of them has structure."""
+    one_PBD, other_PBD = (
+        F.unfold(_without_low_frequencies(images), SIDE // 4, stride=SIDE // 4).transpose(1, 2) for images in (one_P1SS, other_P1SS)
+    )
+    one_PBD, other_PBD = one_PBD - one_PBD.mean(2, keepdim=True), other_PBD - other_PBD.mean(2, keepdim=True)
+    norms_PB = one_PBD.norm(dim=2) * other_PBD.norm(dim=2)
+    agree_PB = (one_PBD * other_PBD).sum(2) / norms_PB.clamp_min(1e-6) >= PARTS
+    structured_PB = torch.maximum(one_PBD.std(2), other_PBD.std(2)) >= _STRUCTURE
+    differ_P = (structured_PB & ~agree_PB).sum(1)
+    agrees_P: Tensor = 8 * differ_P <= structured_PB.sum(1)
+    return agrees_P
 
 
 def _keep_better(images_P1SS: Tensor, whole_PD: Tensor, crop_P4: Tensor, best_P: Tensor, best_crop_P4: Tensor) -> None:
     """Tries one crop of each image, given as scale and shift along x and y, and keeps it where it is better than the best so far."""
+    value_P = (_normalised(_without_low_frequencies(_cropped(images_P1SS, crop_P4))) * whole_PD).sum(1)
+    better = value_P > best_P
+    best_P[better], best_crop_P4[better] = value_P[better], crop_P4[better]
+
+
+def _cropped(images_P1SS: Tensor, crop_P4: Tensor) -> Tensor:
     matrix = torch.zeros(len(crop_P4), 2, 3)
     matrix[:, 0, 0], matrix[:, 1, 1], matrix[:, 0, 2], matrix[:, 1, 2] = crop_P4.unbind(1)
     grid = F.affine_grid(matrix, list(images_P1SS.shape), align_corners=False)
-    cropped = F.grid_sample(images_P1SS, grid, padding_mode="border", align_corners=False)
-    value_P = (_normalised(_without_low_frequencies(cropped)) * whole_PD).sum(1)
-    better = value_P > best_P
-    best_P[better], best_crop_P4[better] = value_P[better], crop_P4[better]
+    return F.grid_sample(images_P1SS, grid, padding_mode="border", align_corners=False)
 
 
 def _rough(images_P1SS: Tensor) -> Tensor:

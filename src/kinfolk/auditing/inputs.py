@@ -8,6 +8,7 @@ Dimension key: N data set, D embedding, R rows of a block.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -114,7 +115,7 @@ def open_features(path: str | os.PathLike[str], key: str | None = None) -> NDArr
     """The (N, D) array in a file with one of `SUFFIXES`; `key` names it if there are several."""
     path = Path(path)
     if not path.exists():
-        raise UsageError(f"there is no file or folder `{path}`; give an array file or a run folder")
+        raise UsageError(f"there is no file or folder `{path}`; {_instead(path)}")
     if path.is_dir():
         raise UsageError(
             f"`{path}` is a folder without config.yaml, so it is not a run; give a run folder or a file that ends in {_kinds()}"
@@ -302,6 +303,15 @@ def _spill(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile() as file:
         return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+
+def _instead(path: Path) -> str:
+    """What to give instead of a file that does not exist: one with a similar name, or a new one."""
+    present = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    similar = difflib.get_close_matches(path.name, present, n=1, cutoff=0.75)
+    if similar:
+        return f"did you mean `{path.with_name(similar[0])}`?"
+    return "give a folder of images, a run folder, or a file of features, such as `kinfolk embed RUN --out features.npy` writes"
 
 
 def _kinds() -> str:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from kinfolk.auditing.inputs import Ints
-from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
+from kinfolk.auditing.verdict import UNKNOWN, Provenance, alpha_to_try, verdict
 from kinfolk.data.decode import RefusedError, decode
 from kinfolk.errors import KinfolkError
 from kinfolk.report import html
@@ -128,7 +128,8 @@ def sprites(ids: list[int], images: ImageData | Thumbnails | None) -> Sprites | 
 
 
 def _doubt(audit: Audit, row: Any) -> str:
-    return f"{row['agreement']:.0%} of neighbours: {audit.class_name(int(row['suggested']))}"
+    name, probability = audit.class_name(int(row["suggested"])), float(row["probability"])
+    return f"rather {name}? ({probability:.0%})"
 
 
 def _anchors(audit: Audit) -> Ints:
@@ -151,11 +152,11 @@ def _described(audit: Audit, samples: list[int]) -> dict[str, Any]:
     keys = [f"sample {sample}" if audit.keys is None else str(audit.keys[sample]) for sample in samples]
     texts = None if audit.texts is None else [audit.texts[sample] for sample in samples]
     if audit.labels is None:
-        return {"keys": keys, "texts": texts, "labels": None, "classes": []}
+        return {"ids": samples, "keys": keys, "texts": texts, "labels": None, "classes": []}
     present, place = np.unique(audit.labels[samples], return_inverse=True)
     unknown = int((present < 0).sum())
     classes = [audit.classes[label] if audit.classes else str(label) for label in present[unknown:]]
-    return {"keys": keys, "texts": texts, "labels": (place - unknown).tolist(), "classes": classes}
+    return {"ids": samples, "keys": keys, "texts": texts, "labels": (place - unknown).tolist(), "classes": classes}
 
 
 SHOWN_IF_FOUND = (("groups", "Duplicates"), ("mislabels", "Label errors"), ("outliers", "Outliers"), ("hubs", "Hubs"))
@@ -223,23 +224,26 @@ def write_page(
     shown["samples"]["tile"] = None if sheet is None else sheet.layout
     panels = panels_of(audit)
     sections = [("audit", "Audit"), ("measured", "Figures"), ("gallery", "Kin")]
-    sections += [(id, title) for id, title in SHOWN_IF_FOUND if shown[id]]
+    found = {id: bool(shown[id]) for id, _ in SHOWN_IF_FOUND}
+    found["mislabels"] = audit.labels is not None
+    basis = _basis(audit)
+    sections += [(id, title) for id, title in SHOWN_IF_FOUND if found[id]]
     page = html.compose(
         ("kinfolk.auditing", "audit.html"),
-        [(html.HERE, "gallery.js"), ("kinfolk.auditing", "audit.js")],
+        [("kinfolk.auditing", "audit_marks.js"), (html.HERE, "gallery.js"), ("kinfolk.auditing", "audit.js")],
         data={"figures": {panel.id: panel.figure for panel in panels}, "gallery": shown},
         title="Audit",
-        sections=[*sections, ("batches", "Batches")],
+        sections=[*sections, *([("batches", "Batches")] if basis else [])],
         sheet=None if sheet is None else sheet.uri,
         lead=lead(audit, origin.encoder),
         verdict=verdict(audit, origin),
         tiles=tiles(audit),
         panels=panels,
         batches=audit.batches,
-        batch_basis=_basis(audit),
-        found={id: bool(shown[id]) for id, _ in SHOWN_IF_FOUND},
+        batch_basis=basis,
+        found=found,
         groups_intro=_groups_intro(audit),
-        num_mislabels=len(audit.mislabels),
+        label_words=audit.label_check.words,
         num_outliers=len(audit.outliers),
         has_labels=audit.labels is not None,
         intro=_intro(audit, len(shown["anchors"])),
@@ -269,7 +273,7 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
     found = [
         ("Samples", f"{len(audit):,}", ""),
         ("Flagged pairs", _short(int(audit.flagged.sum())), f"α = {audit.alpha:g}; {len(audit.pairs):,} listed"),
-        ("Suggested α", f"{audit.suggested_alpha:g}", "share of pairs that stands out"),
+        _alpha_tile(audit),
     ]
     if not math.isnan(audit.f1):
         found.append(
@@ -279,10 +283,16 @@ def tiles(audit: Audit) -> list[tuple[str, str, str]]:
     found.append(("Duplicates", f"{audit.num_groups('duplicate'):,}", f"and {audit.num_groups('near-duplicate'):,} near-duplicate groups"))
     found.append(("Hubs", f"{len(audit.hubs):,}", "samples that very many anchors flag"))
     if len(audit.mislabels):
-        found.append(("Label errors", f"{len(audit.mislabels):,}", "likely, by the nearest neighbours"))
+        found.append(("Label errors", f"{len(audit.mislabels):,}", "likely"))
     if len(audit.outliers):
         found.append(("Outliers", f"{len(audit.outliers):,}", "far from all other samples"))
     return found
+
+
+def _alpha_tile(audit: Audit) -> tuple[str, str, str]:
+    alpha = alpha_to_try(audit)
+    basis = "highest F1" if audit.best_alpha is not None else "share of pairs that stands out"
+    return ("Suggested α", "none", "no pairs stand out clearly") if alpha is None else ("Suggested α", f"{alpha:g}", basis)
 
 
 def _intro(audit: Audit, num_anchors: int) -> str:
@@ -297,14 +307,20 @@ def _intro(audit: Audit, num_anchors: int) -> str:
 def _groups_intro(audit: Audit) -> str:
     text = "The largest groups. Duplicates have exactly the same features. "
     if audit.verified:
-        return text + "Near-duplicates are the same image up to size, compression or a slight crop, verified by their pixels."
+        return text + "Near-duplicates are the same image up to size, compression, a slight crop or mirroring, verified by their pixels."
     return text + "Near-duplicates are much closer than neighbours usually are; without the images they were not verified by pixels."
 
 
 def _basis(audit: Audit) -> str:
-    if math.isnan(audit.kin_share):
-        return f"assuming that the suggested share of {audit.suggested_alpha:g} of all pairs are false negatives"
-    return f"according to the labels, which are equal in {audit.kin_share:.2%} of all pairs"
+    """What the table of batches goes by; empty if there is nothing to show."""
+    views = "two views of each sample" if audit.views == 2 else "one image and one text of each sample"
+    if not math.isnan(audit.kin_share):
+        equal = f"according to the labels, which are equal in {audit.kin_share:.2%} of all pairs"
+        return f"False negatives with {views}, {equal}."
+    if audit.suggested_alpha is None:
+        return ""
+    share = f"at least {audit.outstanding.share:.2%} of all pairs"
+    return f"Negatives that stand out, {share}, with {views}. Without labels it is unknown how many are false."
 
 
 def _short(number: int) -> str:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from kinfolk.auditing.alpha import BatchLine, Survey
 from kinfolk.auditing.approximate import Check
+from kinfolk.auditing.doubtful_samples import LabelCheck
 from kinfolk.auditing.inputs import Floats, Ints
+from kinfolk.auditing.standing_out import Outstanding
 from kinfolk.auditing.verdict import UNKNOWN, Provenance, verdict
 from kinfolk.errors import escaped
 from kinfolk.files import write_by_name
@@ -54,14 +56,15 @@ class Audit:
         alphas: (N,) each sample's own share, from the distribution of its similarities; their mean is near alpha.
         groups: rows of group, sample, kind: duplicates and near-duplicates.
         hubs: rows of sample, occurrence, times_expected.
-        mislabels: rows of sample, label, suggested, agreement, own: likely label errors; empty without labels.
+        label_check: likely label errors, and how well the features can tell them.
         outliers: rows of sample, similarity, usual: samples that are unusually far from their nearest neighbours.
-        suggested_alpha: the share of pairs that stands out.
-        suggested_range: 95 % confidence interval of suggested_alpha.
+        outstanding: for several α the share of the flagged pairs that stands out.
         best_alpha: the α with the highest F1 on the labels; None without labels.
         kin_share: share of pairs with equal labels; NaN without labels.
+        kin_share_range: its 95 % confidence interval, if a random part of the samples is labelled.
         precision, recall, f1: of all flagged pairs against the labels; NaN without labels.
-        batches: expected false negatives in a batch.
+        batches: expected false negatives in a batch; without labels, negatives that stand out.
+        views: views of each sample among the negatives of a batch.
         survey: statistics of some anchors; with labels, precision and recall along α.
         verified: whether near-duplicates were verified by their pixels.
         check: agreement of an approximate audit with exact values; None for an exact one.
@@ -78,16 +81,17 @@ class Audit:
     alphas: Floats
     groups: NDArray[Any]
     hubs: NDArray[Any]
-    mislabels: NDArray[Any]
+    label_check: LabelCheck
     outliers: NDArray[Any]
-    suggested_alpha: float
-    suggested_range: tuple[float, float]
+    outstanding: Outstanding
     best_alpha: float | None
     kin_share: float
+    kin_share_range: tuple[float, float]
     precision: float
     recall: float
     f1: float
     batches: tuple[BatchLine, ...]
+    views: int
     survey: Survey = field(repr=False)
     verified: bool = False
     check: Check | None = None
@@ -98,6 +102,23 @@ class Audit:
 
     def __len__(self) -> int:
         return len(self.thresholds)
+
+    @property
+    def mislabels(self) -> NDArray[Any]:
+        """Rows of sample, label, suggested and probability: likely label errors."""
+        return self.label_check.found
+
+    @property
+    def suggested_alpha(self) -> float | None:
+        """The share of all pairs that stands out, to two digits; None if it is less than one pair for
+        each anchor."""
+        share = self.outstanding.share
+        return float(f"{share:.2g}") if share * (len(self) - 1) >= 1 else None
+
+    @property
+    def labelled(self) -> int:
+        """Number of samples with a known label."""
+        return 0 if self.labels is None else int((self.labels >= 0).sum())
 
     def __repr__(self) -> str:
         found = f"{len(self.pairs):,} pairs of {len(self):,} samples, alpha={self.alpha:g}"
@@ -114,9 +135,11 @@ class Audit:
             "flagged_pairs": int(self.flagged.sum()),
             "listed_pairs": len(self.pairs),
             "suggested_alpha": self.suggested_alpha,
-            "suggested_range": list(self.suggested_range),
+            "outstanding_share": self.outstanding.share,
+            "flagged_that_stand_out": self.outstanding.at(self.alpha),
             "best_alpha": self.best_alpha,
             "kin_share": self.kin_share,
+            "kin_share_range": None if math.isnan(self.kin_share) else list(self.kin_share_range),
             "precision": self.precision,
             "recall": self.recall,
             "f1": self.f1,
@@ -126,6 +149,8 @@ class Audit:
             "near_duplicates_verified": self.verified,
             "hubs": len(self.hubs),
             "mislabels": len(self.mislabels),
+            "label_accuracy": self.label_check.accuracy,
+            "label_noise": self.label_check.noise,
             "outliers": len(self.outliers),
             "batches": [asdict(line) for line in self.batches],
             "verdict": verdict(self, origin).sentences,
@@ -193,7 +218,8 @@ class Audit:
         if name == "mislabels":
             if self.labels is None:
                 return None
-            columns |= {each: [self.class_name(int(label)) for label in rows[each]] for each in ("label", "suggested")}
+            names = ("label", "suggested")
+            columns |= {each: [as_utf8(self.class_name(int(label))) for label in rows[each]] for each in names}
         return columns | self._keys("key", rows["sample"])
 
     def _keys(self, column: str, ids: NDArray[np.int64]) -> dict[str, Any]:

@@ -14,23 +14,25 @@ import numpy as np
 import torch
 
 from kinfolk.auditing.alpha import (
+    ALPHAS,
     BATCH_SIZES,
     Survey,
     batch_lines,
     best_alpha,
     kin_pairs,
     kin_share,
+    kin_share_range,
     kin_shares,
-    suggested_alpha,
-    suggested_range,
     take_survey,
 )
-from kinfolk.auditing.annotations import NEIGHBOURS, encode, find_mislabels, find_outliers
+from kinfolk.auditing.annotations import encode
 from kinfolk.auditing.approximate import Check, approximate_kin
+from kinfolk.auditing.doubtful_samples import NEIGHBOURS, check_labels, find_outliers
 from kinfolk.auditing.duplicates import NEAR, find_groups, find_hubs, verified_groups
 from kinfolk.auditing.exact import Kin, exact_kin
 from kinfolk.auditing.inputs import Features, Ints, open_features
 from kinfolk.auditing.result import PAIR, Audit
+from kinfolk.auditing.standing_out import measure_standing_out
 from kinfolk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def audit(
     search: Search = "auto",
     near: float = NEAR,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    views: int = 2,
     workers: int | None = None,
     progress: bool = False,
 ) -> Audit:
@@ -73,6 +76,7 @@ def audit(
         search: "exact", "approximate" (faiss), or "auto": exact up to 200,000 samples.
         near: largest distance of near-duplicates, relative to the median distance to the nearest neighbour.
         batch_sizes: batch sizes for which false negatives are estimated; those larger than the data set are left out.
+        views: views of each sample among the negatives of a batch; 1 for image and text.
         workers: number of threads; by default as many as torch uses.
         progress: show a progress bar.
 
@@ -98,6 +102,7 @@ def audit(
         with open_input(features, progress=progress) as found:
             features, keys, images = found.features, found.keys if keys is None else keys, found.images if images is None else images
             labels = found.labels if labels is None else labels
+            texts, views = found.texts if texts is None else texts, found.views
     checked = _features(features, key)
     labels_N, classes = (None, None) if labels is None else encode(labels, len(checked))
     for name, given in (("keys", keys), ("texts", texts)):
@@ -111,8 +116,8 @@ def audit(
     else:
         kin, check = approximate_kin(checked, alpha, nearest, survey.level, workers=workers, progress=progress)
     precision, recall, f1 = _judged(kin, survey, alpha, labels_N, check)
-    suggested = suggested_alpha(survey, len(checked))
-    share = float("nan") if labels_N is None else kin_share(labels_N)
+    outstanding = measure_standing_out(checked, sorted({*ALPHAS, alpha}))
+    nan = float("nan")
     if images is None:
         groups = find_groups(checked, kin.near_NK, kin.near_sim_NK, near)
     else:
@@ -126,16 +131,17 @@ def audit(
         alphas=kin.alpha_N,
         groups=groups,
         hubs=find_hubs(kin.occurrence_N),
-        mislabels=find_mislabels(np.full(len(checked), -1, np.int64) if labels_N is None else labels_N, kin.near_NK),
+        label_check=check_labels(checked, labels_N, kin.near_NK),
         outliers=find_outliers(kin.near_sim_NK),
-        suggested_alpha=suggested,
-        suggested_range=suggested_range(survey, len(checked)),
+        outstanding=outstanding,
         best_alpha=best_alpha(survey),
-        kin_share=share,
+        kin_share=nan if labels_N is None else kin_share(labels_N),
+        kin_share_range=(nan, nan) if labels_N is None else kin_share_range(labels_N),
         precision=precision,
         recall=recall,
         f1=f1,
-        batches=batch_lines(kin_shares(labels_N, suggested), len(checked), batch_sizes),
+        batches=batch_lines(kin_shares(labels_N, outstanding.share), len(checked), batch_sizes, views),
+        views=views,
         survey=survey,
         verified=images is not None,
         check=check,

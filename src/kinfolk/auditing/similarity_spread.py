@@ -1,4 +1,4 @@
-"""The distribution of a sample's similarities: median, spread of the lower half, and the share that stands out above.
+"""The distribution of a sample's similarities: median and spread of the lower half.
 
 Most other samples are unrelated, so the lower half of a sample's similarities describes unrelated samples. Their spread is the distance
 from the median to the quantile that lies one standard deviation below it in a normal distribution. A similarity is then measured by the
@@ -26,9 +26,6 @@ LOW = 0.5 * math.erfc(1 / math.sqrt(2))
 COLUMNS = 2048
 LEVELS = np.linspace(0.0, 12.0, 481)
 """Values of z to choose from, in spreads above the median."""
-OUTSTANDING = np.arange(60, 241, 10)
-"""Indices of the levels at which the excess is measured: z from 1.5 to 6."""
-_NORMAL = np.array([0.5 * math.erfc(z / math.sqrt(2)) for z in LEVELS[OUTSTANDING]])
 
 
 def column_sample(num_samples: int, limit: int = COLUMNS) -> Ints:
@@ -78,15 +75,6 @@ def level_for(alpha: float, tails_Z: NDArray[np.int64], pairs: int) -> float:
     """The z above which a share `alpha` of all pairs lies."""
     share_Z = tails_Z / pairs
     return float(np.interp(-alpha, -share_Z, LEVELS))
-
-
-def excess(tails_RZ: NDArray[np.int64], others: int) -> NDArray[np.float64]:
-    """(R,) share of a sample's similarities that stands out: the largest excess of their upper tail over a normal distribution.
-
-    It is measured from 1.5 spreads on, where noise contributes little.
-    """
-    most_R: NDArray[np.float64] = (tails_RZ[:, OUTSTANDING] / others - _NORMAL).max(1)
-    return most_R.clip(min=0)
 
 
 def prepared_columns(features: Features) -> tuple[Ints, Floats]:

@@ -61,6 +61,7 @@ COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("data", INSPECT, data.data, data.EPILOG),
     ("methods", INSPECT, lists.methods, lists.METHODS_EPILOG),
     ("recipes", INSPECT, lists.recipes, lists.RECIPES_EPILOG),
+    ("settings", INSPECT, lists.settings, lists.SETTINGS_EPILOG),
     ("cnce", INSPECT, cnce.cnce, cnce.EPILOG),
 )
 for _name, _panel, _function, _epilog in COMMANDS:

@@ -37,17 +37,6 @@ Labels = Annotated[
 ]
 Alpha = Annotated[float, typer.Option("--alpha", metavar="X", help="Share of each sample's similarities to flag.", rich_help_panel=FINDING)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", metavar=FLAG, help="Replace the audit in --out.", rich_help_panel=RUNNING)]
-Epochs = Annotated[
-    int | None,
-    typer.Option(
-        "--epochs",
-        metavar="N",
-        min=1,
-        help="Epochs of the short training. [dim]Default: by the number of images.[/]",
-        rich_help_panel=RUNNING,
-        show_default=False,
-    ),
-]
 
 
 def audit(
@@ -74,7 +63,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Embeds images: a run, torchvision/NAME, timm/NAME or patches. [dim]Default: a small encoder, trained briefly.[/]",
+            help="Embeds images: a run, torchvision/NAME or timm/NAME. [dim]Default: patches of the images.[/]",
             rich_help_panel=DATA,
             show_default=False,
         ),
@@ -111,15 +100,14 @@ def audit(
     search: Annotated[
         str, typer.Option(help="exact, approximate, or auto (exact up to 200,000 samples).", rich_help_panel=FINDING)
     ] = "auto",
-    epochs: Epochs = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
     """Find the samples that would be false negatives of each other, in any embedding.
 
-    Writes pairs, thresholds, duplicates, likely label errors, outliers, hubs and a page. A folder of images is embedded first, by
-    --encoder or by a small encoder that is trained on it briefly.
+    Writes pairs, thresholds, duplicates, likely label errors, outliers, hubs and a page. A folder of
+    images is embedded first, by --encoder or by k-means of patches of the images. Nothing is trained.
     """
     from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.audit_input import open_input
@@ -132,13 +120,11 @@ def audit(
         features,
         images=images,
         encoder=encoder,
-        encoder_out=out / "encoder",
         labels=labels,
         keys=keys,
         texts=texts,
         key=key,
         labels_from_folders=labels_from_folders,
-        epochs=epochs,
         workers=workers,
     ) as found:
         result = run_audit(
@@ -153,6 +139,7 @@ def audit(
             search=search,  # type: ignore[arg-type]
             near=near,
             batch_sizes=sizes,
+            views=found.views,
             progress=True,
         )
         _save(result, out, found)
@@ -165,7 +152,7 @@ def advise(
         str | None,
         typer.Option(
             metavar="RUN|NAME",
-            help="Encoder to judge by: a run, torchvision/NAME, timm/NAME or patches. [dim]Default: a small encoder, trained briefly.[/]",
+            help="Encoder to judge by: a run, torchvision/NAME or timm/NAME. [dim]Default: patches.[/]",
             rich_help_panel=DATA,
             show_default=False,
         ),
@@ -173,14 +160,14 @@ def advise(
     labels: Labels = None,
     labels_from_folders: LabelsFromFolders = False,
     alpha: Alpha = 0.01,
-    epochs: Epochs = None,
     workers: Workers = None,
     overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
-    """Say whether false negatives matter in your data, and which command to run next.
+    """Say what false negatives your data may have, and which methods are worth a try.
 
-    Embeds the images by --guide or by a small encoder that is trained on them briefly, audits the embedding, and prints a verdict.
+    Embeds the images by --guide or by k-means of their patches, audits the embedding, and prints a
+    verdict. Nothing is trained.
     """
     from kinfolk.auditing import audit as run_audit
     from kinfolk.auditing.audit_input import open_input
@@ -190,10 +177,8 @@ def advise(
     with open_input(
         data,
         encoder=encoder,
-        encoder_out=out / "encoder",
         labels=labels,
         labels_from_folders=labels_from_folders,
-        epochs=epochs,
         workers=workers,
         as_images=True,
     ) as found:
@@ -242,4 +227,6 @@ def _save(found: Audit, out: Path, given: AuditInput) -> None:
         console.print(Text(printable(f"{purpose}:"), "dim"), soft_wrap=False)
         console.print(f"  {command}", markup=False)
     console.print(f"\nPage: {out / 'audit.html'}", markup=False)
-    console.print(f"Pairs: {out / 'pairs.parquet'} (for `kinfolk train --method simclr+known --known-kin`)", markup=False)
+    if not given.origin.captions:
+        use = f"kinfolk train --method {given.origin.framework}+known --known-kin"
+        console.print(f"Pairs: {out / 'pairs.parquet'} (for `{use}`)", markup=False)

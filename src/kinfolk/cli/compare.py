@@ -119,14 +119,13 @@ def _table(found: Comparison, columns: list[Column]) -> Table:
     from rich.text import Text
 
     from kinfolk.cli.options import plain_table
-    from kinfolk.comparing.table import cell
     from kinfolk.errors import printable
 
     table = plain_table("method", *(column.head for column in columns), right=tuple(column.head for column in columns))
     for column in table.columns[1:]:
         column.no_wrap = True
     for record in found.records:
-        table.add_row(Text(printable(record["method"]), "bold"), *(Text(printable(cell(record, column))) for column in columns))
+        table.add_row(Text(printable(record["method"]), "bold"), *(Text(printable(column.text(record))) for column in columns))
     return table
 
 

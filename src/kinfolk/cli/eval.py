@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunFolder, RunsData, Workers, examples
+from kinfolk.cli.options import DATA, FLAG, Debug, LabelsFromFolders, RunsData, Workers, examples
 from kinfolk.errors import UsageError, did_you_mean
 
 LABEL_PROTOCOLS = ("knn", "linear", "semi", "finetune", "transfer", "clusters")
 CAPTION_PROTOCOLS = ("retrieval", "zero-shot")
 PROTOCOLS = (*LABEL_PROTOCOLS, "kin", *CAPTION_PROTOCOLS)
+WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
+"""Endings of files of weights; MoCo's end in .pth.tar."""
 PROBES = ("lbfgs", "glofnd", "ifnd", "ring", "rcl")
 FINETUNINGS = ("ifnd", "rcl")
 NORMALISERS = ("arithmetic", "geometric", "min", "max")
@@ -22,6 +24,7 @@ METRIC_NAMES = ("top1", "mean-per-class", "map")
 _data_option = partial(typer.Option, rich_help_panel=DATA, show_default=False)
 _option = partial(typer.Option, rich_help_panel="Protocol settings")
 _option_without_default = partial(_option, show_default=False)
+_weights_option = partial(typer.Option, rich_help_panel="Weights from elsewhere", show_default=False)
 EPILOG = examples(
     "kinfolk eval runs/digits",
     "kinfolk eval runs/photos --data labelled/ --labels-from-folders --protocol knn,linear,semi",
@@ -30,37 +33,73 @@ EPILOG = examples(
     "kinfolk eval runs/photos --data pets/ --labels-from-folders --protocol transfer",
     "kinfolk eval runs/cifar100 --hierarchy cifar100 --depth 1 --protocol linear,clusters",
     "kinfolk eval runs/captions --data test.csv --protocol retrieval",
+    "kinfolk eval rival.pth --like runs/photos --protocol knn,linear",
 )
 
 
 def evaluate(
-    run: RunFolder,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|WEIGHTS",
+            help="Run folder, or a .safetensors, .pt or .pth file of another program.",
+            show_default=False,
+        ),
+    ],
     data: RunsData = None,
     labels_from_folders: LabelsFromFolders = False,
     hierarchy: Annotated[
-        str | None, _data_option(help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]")
+        str | None,
+        _data_option(help="Table of child and parent classes, or cifar100. [dim]Default: the run's.[/]"),
     ] = None,
     depth: Annotated[
-        int | None, _data_option(metavar="N", min=0, help="Use the labels at this depth of the hierarchy. 0 is the root.")
+        int | None,
+        _data_option(metavar="N", min=0, help="Use the labels at this depth of the hierarchy. 0 is the root."),
     ] = None,
     label_sets: Annotated[
-        Path | None, _data_option(metavar="FILE", help="transfer: table with the columns image and label, one row per label.")
+        Path | None,
+        _data_option(
+            metavar="FILE",
+            help="transfer: table with the columns image and label, one row per label.",
+        ),
     ] = None,
     protocol: Annotated[
-        str, typer.Option("--protocol", "-p", metavar="NAMES", help=f"One or more, separated by commas: {', '.join(PROTOCOLS)}.")
+        str,
+        typer.Option(
+            "--protocol",
+            "-p",
+            metavar="NAMES",
+            help=f"One or more, separated by commas: {', '.join(PROTOCOLS)}.",
+        ),
     ] = "knn,linear",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed for held-out parts, drawn labels and augmentation.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", help="Seed for held-out parts, drawn labels and augmentation."),
+    ] = 0,
     k: Annotated[int, _option("--k", metavar="N", min=1, help="knn: number of neighbours.")] = 20,
     temperature: Annotated[float, _option(metavar="T", help="knn: temperature of the votes.")] = 0.1,
     probe: Annotated[
-        str, _option(metavar="NAME", help="linear, semi: lbfgs, or the probe of a paper (glofnd, ifnd, ring, rcl).")
+        str,
+        _option(
+            metavar="NAME",
+            help="linear, semi: lbfgs, or the probe of a paper (glofnd, ifnd, ring, rcl).",
+        ),
     ] = "lbfgs",
     unpooled: Annotated[
-        bool, _option("--unpooled", metavar=FLAG, help="Use features before average pooling, as in the tables of Ring.")
+        bool,
+        _option(
+            "--unpooled",
+            metavar=FLAG,
+            help="Use features before average pooling, as in the tables of Ring.",
+        ),
     ] = False,
     own_mean: Annotated[
         bool,
-        _option("--own-mean", metavar=FLAG, help="Normalise images by the mean and deviation of the data, as in the transfer of Ring."),
+        _option(
+            "--own-mean",
+            metavar=FLAG,
+            help="Normalise images by the mean and deviation of the data, as in the transfer of Ring.",
+        ),
     ] = False,
     percent: Annotated[
         str | None,
@@ -72,7 +111,8 @@ def evaluate(
     subset: Annotated[
         list[Path] | None,
         _option_without_default(
-            metavar="FILE", help="semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be repeated."
+            metavar="FILE",
+            help="semi, finetune: list of file names to use, such as SimCLR's 1percent.txt. Can be repeated.",
         ),
     ] = None,
     draws: Annotated[int, _option(metavar="N", min=1, help="semi: subsets drawn for each share.")] = 3,
@@ -80,32 +120,74 @@ def evaluate(
     epochs: Annotated[
         int | None,
         _option_without_default(
-            metavar="N", min=1, help="finetune: number of epochs. [dim]Default: that of the paper, more with few labels.[/]"
+            metavar="N",
+            min=1,
+            help="finetune: number of epochs. [dim]Default: that of the paper, more with few labels.[/]",
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        _option_without_default(metavar="NAME", help="transfer: top1, mean-per-class or map. [dim]Default: from the name of the data.[/]"),
+        _option_without_default(
+            metavar="NAME",
+            help="transfer: top1, mean-per-class or map. [dim]Default: from the name of the data.[/]",
+        ),
     ] = None,
     num_clusters: Annotated[
         int | None,
-        _option_without_default(metavar="N", min=1, help="clusters: number of clusters. [dim]Default: the number of classes.[/]"),
+        _option_without_default(
+            metavar="N",
+            min=1,
+            help="clusters: number of clusters. [dim]Default: the number of classes.[/]",
+        ),
     ] = None,
     normaliser: Annotated[
-        str, _option(metavar="NAME", help="clusters: normaliser of NMI (arithmetic or geometric mean of the entropies, min, max).")
+        str,
+        _option(
+            metavar="NAME",
+            help="clusters: normaliser of NMI (arithmetic or geometric mean of the entropies, min, max).",
+        ),
     ] = "arithmetic",
     alpha: Annotated[
         float | None,
         _option_without_default(
-            metavar="A", help="kin: share of pairs above the exact quantile. [dim]Default: that of the method, or 0.01.[/]"
+            metavar="A",
+            help="kin: share of pairs above the exact quantile. [dim]Default: that of the method, or 0.01.[/]",
         ),
     ] = None,
     classes: Annotated[
         Path | None,
-        _option_without_default(metavar="FILE", help="zero-shot: class names, one per line. [dim]Default: those of the data.[/]"),
+        _option_without_default(
+            metavar="FILE",
+            help="zero-shot: class names, one per line. [dim]Default: those of the data.[/]",
+        ),
     ] = None,
     templates: Annotated[
-        Path | None, _option_without_default(metavar="FILE", help="zero-shot: sentences with {} for the class name, one per line.")
+        Path | None,
+        _option_without_default(metavar="FILE", help="zero-shot: sentences with {} for the class name, one per line."),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        _weights_option(metavar="RUN", help="Take data, image size and normalisation from this run."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        _weights_option(help="Name in `kinfolk compare`. [dim]Default: the name of the file.[/]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        _weights_option("--out", "-o", help="Folder to write. [dim]Default: NAME-eval next to it.[/]"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        _weights_option(metavar="NAME", help="Network that is no ResNet: timm/NAME, torchvision/NAME."),
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        _weights_option(metavar="N", min=1, help="Side of the images. [dim]Default: their own, up to 224.[/]"),
+    ] = None,
+    train_seed: Annotated[
+        int | None,
+        _weights_option(metavar="N", help="Seed of the training, which `kinfolk compare` pairs by."),
     ] = None,
     workers: Workers = None,
     debug: Debug = False,
@@ -124,6 +206,9 @@ def evaluate(
     Classifiers are fitted on the training split and tested on the test split.
     Without a test split, knn uses leave-one-out and the others test on a fifth of each class.
     The weights of the run never change.
+
+    A file of weights from elsewhere is evaluated like a run, in a folder next to it, for `kinfolk
+    compare`. It takes the protocols of labels.
     """
     wanted = _protocol_names(protocol)
     shares = None if percent is None else _shares(percent)
@@ -146,6 +231,24 @@ def evaluate(
     from kinfolk.evaluation.retrieval import TEMPLATES, read_lines
     from kinfolk.training.load_run import open_run
 
+    about: Any = {
+        "like": like,
+        "name": name,
+        "model": model,
+        "image_size": image_size,
+        "seed": train_seed,
+    }
+    if run.is_file():
+        if run.suffix.lower() not in WEIGHTS:
+            raise UsageError(f"{run} is neither a run folder nor a file of weights ({', '.join(WEIGHTS)})")
+        others = [each for each in wanted if each not in LABEL_PROTOCOLS]
+        if others:
+            raise UsageError(f"--protocol {others[0]} needs a run of kinfolk, and {run} is a file of weights; leave it out")
+        run = _import_weights(run, out, data if like is None else None, labels_from_folders, about)
+        data = None if like is None else data
+    elif given := [key for key, value in {**about, "out": out}.items() if value is not None]:
+        option = {"seed": "train-seed", "image_size": "image-size"}.get(given[0], given[0])
+        raise UsageError(f"--{option} is for a file of weights, and {run} is not a file; leave it out")
     opened = open_run(run)
     opened.encoder()  # fails before any image is read if the run has no model
     towers = opened.towers() if any(name in CAPTION_PROTOCOLS for name in wanted) else None
@@ -166,6 +269,27 @@ def evaluate(
     finally:  # shows finished results even if the next protocol fails
         if results:
             show_results(results)
+
+
+def _import_weights(file: Path, out: Path | None, data: str | None, labels_from_folders: bool, about: dict[str, Any]) -> Path:
+    """Writes the folder that a file of weights is evaluated in, and shows what was found in the
+    file."""
+    from kinfolk.cli.options import screen
+    from kinfolk.errors import printable
+    from kinfolk.training.foreign_weights import import_weights
+
+    seed = about.pop("seed") or 0
+    folder, network = import_weights(
+        file,
+        out,
+        data=data,
+        labels_from_folders=labels_from_folders,
+        seed=seed,
+        progress=True,
+        **about,
+    )
+    screen().print(printable(f"{file}: {network.describe()}; results in {folder}"), markup=False)
+    return folder
 
 
 def _protocol_names(protocol: str) -> list[str]:
@@ -243,7 +367,9 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 def _detection_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
     """Quality of the method's detection and of the exact quantile, then thresholds and similarities."""
-    for title, row in ((" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])):
+    parts = [(" flagged", result), (f" exact, α = {result['alpha']:g}", result["exact"])]
+    parts += [(f" {name.replace('_', ' ')}", result[name]) for name in ("image_to_text", "text_to_image") if name in result]
+    for title, row in parts:
         if "f1" in row:
             yield title, _detection(row), where
             yield " per anchor", _detection(row, "anchor_"), "mean over anchors"
@@ -251,7 +377,7 @@ def _detection_lines(result: Mapping[str, Any], where: str) -> Iterator[tuple[st
     if "threshold" in result:
         yield " thresholds", f"MAE {result['threshold']['mae']:.3f}, RMSE {result['threshold']['rmse']:.3f}", "exact quantile"
     own, alike = ("—" if value != value else f"{value:.3f}" for value in (result["tp_similarity"], result["fn_similarity"]))
-    yield " similarity", f"TP {own}, FN {alike}", "two views each"
+    yield " similarity", f"TP {own}, FN {alike}", "image and caption" if "image_to_text" in result else "two views each"
 
 
 def _detection(row: Mapping[str, Any], prefix: str = "") -> str:

@@ -1,4 +1,5 @@
-"""`kinfolk methods` and `kinfolk recipes`: list frameworks, detectors, actions and recipes, or print one recipe."""
+"""`kinfolk methods`, `kinfolk recipes` and `kinfolk settings`: list what can be composed, ready
+configurations, and every key of the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def methods(debug: Debug = False) -> None:
     from rich.text import Text
 
     from kinfolk.cli.options import screen
-    from kinfolk.detectors import DETECTORS, VARIANTS
+    from kinfolk.detectors import DETECTORS
     from kinfolk.frameworks import FRAMEWORKS
     from kinfolk.plugins import load_plugins
     from kinfolk.training.settings import recipe_names, recipe_summary
@@ -37,7 +38,7 @@ def methods(debug: Debug = False) -> None:
     parts = ("name", "paper", "needs")
     frameworks = [(name, kind.paper, kind.needs or "nothing") for name, kind in FRAMEWORKS.items()]
     detectors = [
-        (", ".join((name, *(f"{name}:{variant}" for variant in VARIANTS.get(name, {})))), kind.paper, kind.needs or "nothing")
+        (", ".join((name, *(f"{name}:{variant}" for variant in kind.variants))), kind.paper, kind.needs or "nothing")
         for name, kind in DETECTORS.items()
     ]
     recipes = [(name, recipe_summary(name)) for name in recipe_names()]
@@ -93,3 +94,36 @@ def recipes(
     for each in recipe_names():
         table.add_row(each, recipe_summary(each))
     screen().print(table)
+
+
+SETTINGS_EPILOG = examples("kinfolk settings", "kinfolk settings optimizer", "kinfolk settings data.cache_dir")
+
+
+def settings(
+    prefix: Annotated[
+        str,
+        typer.Argument(metavar="[PREFIX]", help="Section, key, or the beginning of one.", show_default=False),
+    ] = "",
+    debug: Debug = False,
+) -> None:
+    """List every key of the configuration with its type, default and meaning.
+
+    A key is set with `--set KEY=VALUE` of `kinfolk train`, or in a YAML file for `--config`.
+    """
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from kinfolk.cli.options import screen
+    from kinfolk.training.settings_reference import list_settings, sections
+
+    found = list_settings(prefix)
+    console = screen()
+    for section, about in sections().items():
+        rows = [setting for setting in found if setting.section == section]
+        if rows:
+            heading = Text.assemble((section or "no section", "bold"), (f": {about}", "dim"))
+            console.print(heading, soft_wrap=False)
+        for row in rows:
+            about_value = (f"  {row.type}; default {row.default}", "dim")
+            console.print(Text.assemble("  ", (row.key, "bold cyan"), about_value))
+            console.print(Padding(Text(row.description), (0, 0, 0, 6)), soft_wrap=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +64,7 @@ def embed(
     written = files if out.suffix == ".csv" else [*files, table]
     if not overwrite and (existing := [path for path in written if path.exists()]):
         raise UsageError(f"{existing[0]} exists; choose another file with --out, or replace it with --overwrite")
+    from kinfolk.auditing.audit_input import ORIGIN, run_origin
     from kinfolk.cli.options import print_refused, screen
     from kinfolk.training.build import learns_from_text
     from kinfolk.training.load_run import open_run, restore
@@ -73,12 +76,13 @@ def embed(
     images = opened.data(data, progress=True, labels_from_folders=labels_from_folders, workers=workers)
     print_refused(images)
     framework = restore(opened.path, opened.config, images) if projected else None
-    out.parent.mkdir(parents=True, exist_ok=True)
     for version, path in enumerate(files):
         features = _features(opened, images, framework, None if views is None else version, seed)
+        out.parent.mkdir(parents=True, exist_ok=True)  # not before features that are not finite are refused
         _write(path, features, images)
     if out.suffix == ".npy":
-        images.samples.to_parquet(table)
+        origin = replace(run_origin(opened.path, opened.config, data), has_labels=images.samples.labels is not None)
+        images.samples.to_parquet(table, {ORIGIN: json.dumps(asdict(origin))})
     named = ", ".join(str(path) for path in written)
     screen().print(f"{counted(len(features), 'sample')} × {counted(features.shape[1], 'feature')}: {named}", markup=False)
 
@@ -90,12 +94,14 @@ def _features(opened: OpenedRun, images: ImageData, framework: Framework | None,
 
     from kinfolk.embedding import embed as embed_all
     from kinfolk.evaluation.protocols import Augmented
+    from kinfolk.training.load_run import require_finite_features
 
     views = opened.views() if version is None else Augmented(opened.views(), seed, version)
     if framework is None:
         return opened.features(images, views=views, progress=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return np.asarray(embed_all(framework, images, views, device=device, progress=True, projected=True).numpy(), dtype=np.float32)
+    projected = embed_all(framework, images, views, device=device, progress=True, projected=True)
+    return require_finite_features(np.asarray(projected.numpy(), dtype=np.float32), opened.path)
 
 
 def _write(path: Path, features: NDArray[np.float32], images: ImageData) -> None:

@@ -15,7 +15,7 @@ from kinfolk.evaluation import protocols, retrieval
 from kinfolk.evaluation.finetune import FRACTIONS
 from kinfolk.evaluation.protocols import read_results
 from kinfolk.evaluation.transfer import read_label_sets
-from kinfolk.training.load_run import restore
+from kinfolk.training.load_run import measure_kin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,8 +85,7 @@ class ProtocolRunner:
         if protocol == "clusters":
             return {**protocols.run_clusters(self.parts, own.num_clusters, normaliser=own.normaliser), **self._feature_options()}
         if protocol == "kin":
-            framework = restore(self.opened.path, self.opened.config, images)
-            return protocols.run_kin(framework, images, self.opened.views(), own.seed, alpha=own.alpha, progress=True)
+            return measure_kin(self.opened, images, own.seed, alpha=own.alpha, progress=True)
         assert self.towers is not None, "opened before any image was read"
         if protocol == "retrieval":
             return retrieval.run_retrieval(self.towers, images, progress=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from kinfolk.stores.per_sample import Exact
 
+Number = TypeVar("Number", int, float)
 _BLOCK_ELEMENTS = {"cpu": 1 << 22, "default": 1 << 25}
 """Similarities held at a time; the pairs among them that join two clusters are copied to the host."""
 
@@ -78,13 +80,27 @@ def _block_rows(number: int, device: torch.device) -> int:
     return max(1, _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "default"] // max(number, 1))
 
 
+def from_level_2(values: Sequence[Number], falling: bool = False) -> tuple[Number, ...]:
+    """One value for each level from 2 on. Values from the last level to the first, as the paper of RCL prints them, are reversed.
+
+    Example:
+        >>> from_level_2([0.8, 0.7, 0.6]), from_level_2([1, 2, 4], falling=True)
+        ((0.6, 0.7, 0.8), (4, 2, 1))
+    """
+    last_first = len(values) > 1 and all(a < b if falling else a > b for a, b in pairwise(values))
+    return tuple(reversed(values)) if last_first else tuple(values)
+
+
+def count_levels(given: Sequence[float] | None) -> int:
+    """H of a hierarchy with these radii or numbers of clusters: one more, because at level 1 every sample is its own cluster; 3 without."""
+    return 3 if given is None else len(given) + 1
+
+
 def check_dbscan(radii: Sequence[float], min_samples: int) -> None:
     """Raises unless the radii grow and `min_samples` is at least 1."""
     grow = all(a < b for a, b in pairwise(radii))
     if not grow or not all(r > 0 for r in radii):
-        fall = not grow and all(a > b for a, b in pairwise(radii))
-        hint = "; the paper prints them from the last level to the first" if fall else ""
-        raise ValueError(f"`radii` (={list(radii)}) must be above 0 and grow from one level to the next{hint}")
+        raise ValueError(f"`radii` (={list(radii)}) must be above 0 and grow from one level to the next")
     if min_samples < 1:
         raise ValueError(f"`min_samples` (={min_samples}) must be at least 1")
 
@@ -127,7 +143,7 @@ class Radii(Exact):
 
     Args:
         levels: H.
-        given: one for each of the levels 2 … H, growing; None: to be fitted.
+        given: one for each of the levels 2 … H, growing, or of H … 2 as the paper prints them; None: to be fitted.
         min_samples: of DBSCAN.
 
     State: `fitted` (H − 1,), 0 where they are given or not fitted yet; `shares` (H − 1,) of the samples that were cores then; the `epoch`
@@ -141,9 +157,10 @@ class Radii(Exact):
 
     def __init__(self, levels: int, given: Sequence[float] | None, min_samples: int) -> None:
         super().__init__()
-        self.given, self.min_samples = None if given is None else tuple(given), min_samples
+        self.given, self.min_samples = None if given is None else from_level_2(given), min_samples
         if self.given is not None and len(self.given) != levels - 1:
-            raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}")
+            needed = f"{len(self.given)} radii need {len(self.given) + 1} levels (`criteria` of rcl, `levels` of hierarchy)"
+            raise ValueError(f"`radii` (={list(self.given)}) must be one for each of the levels 2 to {levels}; {needed}")
         check_dbscan(self.given or (), min_samples)
         self.register_buffer("fitted", torch.zeros(levels - 1, dtype=torch.float64))
         self.register_buffer("shares", torch.zeros(levels - 1, dtype=torch.float64))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk import distributed
-from kinfolk.clustering.hierarchy_update import RULES, Limits, Rule, refine
+from kinfolk.clustering.hierarchy_update import Limits, refine
 from kinfolk.clustering.tree import Tree
 from kinfolk.stores.per_sample import Arriving, check_ids, skips
 
@@ -95,7 +95,6 @@ class Hierarchy(nn.Module):
         merge_similarity: σ_m, a number or one for each of the levels 2 … H; centres that are more similar are merged.
         dim: D; None: the size of the first features.
         parts: m.
-        rule: "centres" or "propagation", for the split's assignment and for the merge.
         max_units: maximum number of units of one cluster, and of its siblings that are not touched, that are used in a step. Of a larger
             cluster, the touched units are used first, and the others count as one unit; merging it into another takes several steps.
         feature_momentum: m in [0, 1) of f ← normalised(m f + (1 − m) new), because the views of several steps describe a sample better
@@ -105,8 +104,8 @@ class Hierarchy(nn.Module):
     N · H. The same updates give the same state.
 
     Deviates from the paper in: σ_m may differ between the levels, because with one σ_m for all they tend to become equal; the limit
-    `max_units`; moving averages of the features; the details of density peaks and label propagation, which the paper leaves to a
-    supplement.
+    `max_units`; moving averages of the features; the details of density peaks, which the paper leaves to a supplement; units and
+    clusters are compared by their centres alone, while the paper also names label propagation without its formulae.
 
     Example:
         >>> hierarchy = Hierarchy(4, levels=2, merge_similarity=0.8)
@@ -124,7 +123,6 @@ class Hierarchy(nn.Module):
         merge_similarity: float | Sequence[float],
         dim: int | None = None,
         parts: int = 3,
-        rule: Rule = "centres",
         max_units: int = 32,
         feature_momentum: float = 0.5,
     ) -> None:
@@ -139,8 +137,6 @@ class Hierarchy(nn.Module):
                 raise ValueError(f"`{name}` (={value}) must be at least {least}")
         if not 0 <= feature_momentum < 1:
             raise ValueError(f"`feature_momentum` (={feature_momentum}) must be in [0, 1)")
-        if rule not in RULES:
-            raise ValueError(f"`rule` (={rule!r}) must be one of {', '.join(RULES)}")
         each = tuple(merge_similarity) if isinstance(merge_similarity, Sequence) else (merge_similarity,) * (levels - 1)
         if len(each) != levels - 1 or not all(-1 <= value <= 1 for value in each):
             raise ValueError(
@@ -149,7 +145,7 @@ class Hierarchy(nn.Module):
         if any(later > earlier for earlier, later in pairwise(each)):
             raise ValueError(f"`merge_similarity` (={merge_similarity}) must not rise: a higher level joins less similar samples")
         self.num_samples, self.levels, self.merge_similarity = num_samples, levels, each
-        self.parts, self.rule, self.max_units, self.feature_momentum = parts, rule, max_units, feature_momentum
+        self.parts, self.max_units, self.feature_momentum = parts, max_units, feature_momentum
         self.tree = Tree(num_samples, levels, dim)
         self._arriving: Arriving | None = None
 
@@ -175,10 +171,10 @@ class Hierarchy(nn.Module):
         self.tree.start(labels, features)
 
     @torch.no_grad()
-    def update(self, ids: Tensor, features: Tensor, sound: Tensor | None = None) -> None:
+    def update(self, ids: Tensor, features: Tensor, is_finite: Tensor | None = None) -> None:
         """Takes in (B, D) features of samples (B,) and refines the clusters that contain them.
 
-        Rows of one id count as their mean. Rows that are not finite are left out, and so is a step that is not `sound`. With several
+        Rows of one id count as their mean. Rows that are not finite are left out, and so is a step whose loss is not. With several
         processes, pass the rows of all of them to each. They then find the same moves, because the sums have a fixed order on the CPU.
 
         Rows on an accelerator are copied to the host without waiting for them, and taken in by `settle`."""
@@ -189,8 +185,8 @@ class Hierarchy(nn.Module):
         self.tree.set_features(features)
         self.settle()
         if ids.device.type != "cpu":
-            self._arriving = Arriving(ids, features, *(() if sound is None else (sound,)))
-        elif not skips(sound):
+            self._arriving = Arriving(ids, features, *(() if is_finite is None else (is_finite,)))
+        elif not skips(is_finite):
             self._take_in(ids, features)
 
     @torch.no_grad()
@@ -198,8 +194,8 @@ class Hierarchy(nn.Module):
         """Takes in what the last `update` on an accelerator has copied. Called by everything that reads the hierarchy: in a training by the
         next step, when the device has finished the forward pass of the last one and is still busy with its backward pass."""
         if self._arriving is not None:
-            (ids, features, *sound), self._arriving = self._arriving.read(), None
-            if not sound or bool(sound[0]):
+            (ids, features, *is_finite), self._arriving = self._arriving.read(), None
+            if not is_finite or bool(is_finite[0]):
                 self._take_in(ids, features)
 
     def share(self) -> None:
@@ -222,7 +218,7 @@ class Hierarchy(nn.Module):
         with torch.autocast("cpu", enabled=False):  # a step in mixed precision calls this from its forward pass
             for level in range(1, self.levels):
                 touched = torch.unique(self.tree.labels_of(ids_U)[level - 1])
-                limits = Limits(self.parts, self.merge_similarity[level - 1], self.rule, self.max_units)
+                limits = Limits(self.parts, self.merge_similarity[level - 1], self.max_units)
                 self.tree.move(level, refine(self.tree.at(level), touched, limits))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -234,6 +230,6 @@ class Hierarchy(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __repr__(self) -> str:
-        how = f"dim={self.tree.dim}, parts={self.parts}, rule={self.rule!r}, max_units={self.max_units}"
+        how = f"dim={self.tree.dim}, parts={self.parts}, max_units={self.max_units}"
         means = f"merge_similarity={self.merge_similarity}, {how}, feature_momentum={self.feature_momentum}"
         return f"Hierarchy(num_samples={self.num_samples}, levels={self.levels}, {means})"

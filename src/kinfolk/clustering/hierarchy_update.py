@@ -13,13 +13,6 @@ groups but never a single outlier, so one candidate is tried as a prototype and 
 the unit-norm centres and d_c² the mean of d² in the cluster. The paper uses a share of the neighbours, which is not informative among a few
 dozen units.
 
-The rule "propagation" uses label propagation in closed form (Zhou et al., NIPS 2004; Liu et al., ICLR 2019):
-
-    F = (I + L)^(−1) Y,   L = D − A the graph's Laplacian,   A_ij = exp((s_ij − s₀) / t)
-
-The Laplacian is not normalised by the degrees. Otherwise each node of a large group of similar nodes would receive little, and such groups
-would never be merged.
-
 The units of a cluster are kept in a ring (`Rings`), so that listing, removing and adding units costs as much as the units that are moved,
 however large the clusters are.
 
@@ -32,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -172,26 +164,18 @@ def siblings(level: Level, cluster_K: Tensor, border_K: Tensor, limit: int) -> T
     return found[cluster_K[place] != found]
 
 
-Rule = Literal["centres", "propagation"]
-RULES: tuple[Rule, ...] = get_args(Rule)
-
-
-def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int, rule: Rule) -> Tensor:
-    """(K, W) the part of every unit, below `parts`. The values at invalid places have no meaning.
+def split(centre_KWD: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> Tensor:
+    """(K, W) the part of every unit, below `parts`: that of the most similar prototype. The values at invalid places have no meaning.
 
     Args:
         centre_KWD: unit-norm centres of the units.
         valid_KW: which places hold a unit.
         rest_K: where True, place 0 represents all units that are not used. It counts as the densest, and is always a prototype.
         parts: m, the maximum number of parts.
-        rule: a unit joins the most similar prototype ("centres"), or the one from which it receives most ("propagation").
     """
     sim_KWW = centre_KWD @ centre_KWD.mT
     proto_Km, known_Km = peaks(sim_KWW, valid_KW, rest_K, parts)
-    if rule == "centres":
-        near_KmW = sim_KWW.gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
-    else:
-        near_KmW = propagate(sim_KWW, valid_KW, proto_Km)
+    near_KmW = sim_KWW.gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
     return near_KmW.masked_fill(~known_Km.unsqueeze(2), -torch.inf).argmax(1)
 
 
@@ -221,45 +205,13 @@ def peaks(sim_KWW: Tensor, valid_KW: Tensor, rest_K: Tensor, parts: int) -> tupl
     return torch.cat((by_peak_Km, far_K1), 1), known_Km
 
 
-TEMPERATURE = 0.05
-MOST = 5.0  # maximum of the exponent: beyond it the system cannot be solved in single precision
-
-
-def propagate(sim_KWW: Tensor, valid_KW: Tensor, proto_Km: Tensor) -> Tensor:
-    """(K, m, W) how much each node receives from each prototype; s₀ is the largest similarity of two nodes of the graph."""
-    others_KWW = valid_KW.unsqueeze(2) & valid_KW.unsqueeze(1) & ~torch.eye(sim_KWW.shape[1], dtype=torch.bool, device=sim_KWW.device)
-    most_K = sim_KWW.masked_fill(~others_KWW, -1).amax((1, 2), keepdim=True)
-    graph_KWW = ((sim_KWW - most_K) / TEMPERATURE).exp().masked_fill(~others_KWW, 0)
-    return _spread(graph_KWW).gather(1, proto_Km.unsqueeze(2).expand(-1, -1, sim_KWW.shape[2]))
-
-
-def possibility(sim_Knn: Tensor, together_Knn: Tensor, similarity: float) -> Tensor:
-    """(…, n, n) in [0, 1], symmetric: how much two nodes receive from each other, F_ij / √(F_ii F_jj) with Y = I and s₀ = `similarity`.
-
-    For two nodes alone it is A / (1 + A), which is above 1/2 if they are more similar than `similarity`. A third node near both increases
-    it. `together`: which nodes may be joined at all.
-    """
-    others_Knn = together_Knn & ~torch.eye(sim_Knn.shape[-1], dtype=torch.bool, device=sim_Knn.device)
-    strength_Knn = ((sim_Knn - similarity) / TEMPERATURE).clamp(max=MOST)
-    reach_Knn = _spread(strength_Knn.exp().masked_fill(~others_Knn, 0))
-    own_Kn = reach_Knn.diagonal(dim1=-2, dim2=-1).rsqrt()
-    return reach_Knn * own_Kn.unsqueeze(-2) * own_Kn.unsqueeze(-1)
-
-
-def _spread(graph: Tensor) -> Tensor:
-    """(I + D − A)^(−1) of (…, n, n) graphs without loops."""
-    spread: Tensor = torch.linalg.inv(torch.diag_embed(1 + graph.sum(-1)) - graph)
-    return spread
-
-
-def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -> Tensor:
+def merged(centre_nD: Tensor, border_n: Tensor, similarity: float) -> Tensor:
     """(n,) the group of every node, named by its first node: nodes connected by pairs that are more similar than `similarity`.
 
     Args:
         centre_nD: unit-norm centres.
         border_n: the cluster one level above, **sorted**; only nodes of one border are joined.
-        similarity: σ_m of the centres; for "propagation" the similarity from which two nodes alone are joined.
-        rule: "centres", or "propagation": `possibility` above 1/2 in the graph of all nodes of the border.
+        similarity: σ_m of the centres.
     """
     number_P = torch.unique_consecutive(border_n, return_counts=True)[1]
     first_P = number_P.cumsum(0) - number_P
@@ -270,8 +222,7 @@ def merged(centre_nD: Tensor, border_n: Tensor, similarity: float, rule: Rule) -
         node_Pw = (first_P[rows].unsqueeze(1) + place_w).clamp(max=len(border_n) - 1)
         centre_PwD = centre_nD.index_select(0, node_Pw.flatten()).view(*node_Pw.shape, -1)
         together_Pww = valid_Pw.unsqueeze(2) & valid_Pw.unsqueeze(1)
-        sim_Pww = centre_PwD @ centre_PwD.mT
-        alike_Pww = sim_Pww > similarity if rule == "centres" else possibility(sim_Pww, together_Pww, similarity) > 0.5
+        alike_Pww = centre_PwD @ centre_PwD.mT > similarity
         border, one, other = (alike_Pww & together_Pww).triu(1).nonzero(as_tuple=True)
         edges.append(torch.stack((node_Pw[border, one], node_Pw[border, other]), 1))
     return components(torch.cat(edges), len(border_n))
@@ -293,11 +244,10 @@ def components(edge_E2: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """m, σ_m, the rule, and the maximum number of units or siblings of one cluster that are used in a step."""
+    """m, σ_m, and the maximum number of units or siblings of one cluster that are used in a step."""
 
     parts: int
     similarity: float
-    rule: Rule
     max_units: int
 
 
@@ -364,7 +314,7 @@ def _split(
             total = valid.unsqueeze(1).to(sums.dtype) @ sums
             sums = torch.cat((level.cluster_sum[cluster].unsqueeze(1) - total, sums), 1)
             valid = torch.cat((rest.unsqueeze(1), valid), 1)
-        part = split(F.normalize(sums, dim=2), valid, rest, limits.parts, limits.rule)
+        part = split(F.normalize(sums, dim=2), valid, rest, limits.parts)
         if large:
             part[:, 0] = 0
         held = (part.unsqueeze(1) == part_m) & valid.unsqueeze(1)
@@ -381,7 +331,7 @@ def _targets(sum_nD: Tensor, border_n: Tensor, slot_n: Tensor, number_n: Tensor,
     has."""
     border, order = border_n.sort(stable=True)
     group_n = torch.empty_like(order)
-    group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity, limits.rule)]
+    group_n[order] = order[merged(F.normalize(sum_nD[order], dim=1), border, limits.similarity)]
     weight_n = torch.where(slot_n >= 0, number_n, 0)
     most_n = torch.zeros_like(group_n).scatter_reduce(0, group_n, weight_n, "amax")
     best_n = torch.where((weight_n == most_n[group_n]) & (weight_n > 0), slot_n, torch.iinfo(slot_n.dtype).max)

@@ -96,7 +96,7 @@ class PseudoLabels(Exact):
         self.register_buffer("accepted", torch.zeros(shape, dtype=torch.bool) if accepts else None, persistent=False)
         self.register_buffer("confidence", torch.zeros(shape) if accepts else None, persistent=False)
         self.register_buffer("highest", torch.ones(shape[0]) if accepts else None, persistent=False)
-        self._some_accepted = False
+        self._some = False
 
     @property
     def unusual(self) -> dict[str, int]:
@@ -107,7 +107,7 @@ class PseudoLabels(Exact):
     @property
     def some(self) -> bool:
         """Whether any sample has a label. Known to the host."""
-        return bool(self.refreshed) if self.accepted is None else self._some_accepted
+        return self._some
 
     def of(self, ids: Tensor) -> Tensor:
         """(L, …) the labels of the samples `ids`; −1 for a sample that has none."""
@@ -149,6 +149,7 @@ class PseudoLabels(Exact):
         labels[:, slice(None) if ids is None else ids] = torch.stack([each.labels for each in found])
         self.labels, self.centroids = labels, torch.cat([each.centroids for each in found]).to(self.centroids.dtype)
         self.refreshed.fill_(True)
+        self._some = self.accepted is None or self._some
 
     @torch.no_grad()
     def accept(self, features: Tensor, rate: float, confidence: ConfidenceOf, ids: Tensor | None = None) -> None:
@@ -179,7 +180,7 @@ class PseudoLabels(Exact):
         assert self.confidence is not None
         self.accepted = torch.zeros_like(self.accepted) if accepted is None else accepted.to(self.accepted.device)
         self.confidence = torch.zeros_like(self.confidence) if confidence is None else confidence.to(self.confidence)
-        self._some_accepted, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
+        self._some, highest_L = bool(self.accepted.any()), self.confidence.amax(1)
         self.highest = highest_L.where(highest_L > 0, torch.ones_like(highest_L))
 
     def _clusters(self, features: Tensor, level: int, seed: int, warm: bool) -> Clusters:
@@ -205,6 +206,8 @@ class PseudoLabels(Exact):
         if centroids is not None and self.dim is None and centroids.shape != self.centroids.shape:
             self.centroids = self.centroids.new_zeros(centroids.shape)  # the size of a feature is known only from the first refresh on
         super()._load_from_state_dict(state_dict, prefix, *others)
+        if self.accepted is None:
+            self._some = bool(self.refreshed)
 
 
 def kmeans_levels(features: Tensor, num_clusters: Sequence[int], *, seed: int, iterations: int = 20, over_ranks: bool = False) -> Tensor:
@@ -228,8 +231,7 @@ def dbscan_levels(features: Tensor, radii: Sequence[float], *, min_samples: int 
 def check_falling(num_clusters: Sequence[int]) -> None:
     """Raises if the numbers of clusters do not fall from one level to the next."""
     if any(a <= b for a, b in pairwise(num_clusters)):
-        hint = "; the paper prints them from the last level to the first" if all(a < b for a, b in pairwise(num_clusters)) else ""
-        raise ValueError(f"`num_clusters` (={list(num_clusters)}) must fall: higher levels have fewer clusters{hint}")
+        raise ValueError(f"`num_clusters` (={list(num_clusters)}) must fall: higher levels have fewer clusters")
 
 
 def _with_first(labels: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kinfolk.comparing.runs import One, read_runs
 from kinfolk.comparing.table import Comparison, differing, rows_of, tabulate
+from kinfolk.training.load_run import FOREIGN
 
 __all__ = ["Comparison", "compare"]
 
@@ -42,7 +43,8 @@ def compare(
 
 def _unlike(rows: dict[str, list[One]]) -> list[str]:
     """A note on settings other than the method's own in which the rows differ."""
-    keys = differing([runs[0].settings for runs in rows.values()])
+    known = [runs[0].settings for runs in rows.values() if not (runs[0].path / FOREIGN).is_file()]
+    keys = differing(known) if known else []
     unlike = [key for key in keys if key.partition(".")[0] not in ("framework", "detector")]
     named = [key for key in unlike if not any(f"{key.rpartition('.')[2]} " in name.partition(" ")[2] for name in rows)]
     return [f"The methods were not trained with the same settings: {', '.join(named)}."] if named else []

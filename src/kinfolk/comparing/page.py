@@ -1,31 +1,42 @@
-"""compare.html: the comparison of runs as a page with the confidence intervals drawn."""
+"""compare.html: the comparison of runs as a page with intervals, every seed, curves and links."""
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from kinfolk.report import html
-from kinfolk.report.curves import Panel, figure
+from kinfolk.report.curves import CURVES, Curve, Panel, curve_figure, figure
 
 if TYPE_CHECKING:
+    from kinfolk.comparing.runs import One
     from kinfolk.comparing.table import Comparison
 
 
-def render(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """The text of the page. `rows` are the method and the cells of each row of the table."""
+def render(comparison: Comparison, folder: str | os.PathLike[str] = ".") -> str:
+    """The text of the page; links to the runs are relative to `folder`."""
     panels = [*_gain_panel(comparison), _value_panel(comparison)]
+    curves = curve_panels(comparison.rows)
+    present = [("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")]
+    present += [("curves", "Curves")] if curves else []
     return html.compose(
         ("kinfolk.comparing", "compare.html"),
         [],
-        data={"figures": {panel.id: panel.figure for panel in panels}},
+        data={"figures": {panel.id: panel.figure for panel in (*panels, *curves)}},
         title="Comparison",
-        sections=[("comparison", "Comparison"), ("intervals", "Intervals"), ("table", "Table")],
+        sections=[*present, ("runs", "Runs")],
         sentences=[_minus(sentence) for sentence in comparison.sentences()],
         panels=panels,
+        curves=curves,
         heads=[column.head for column in comparison.columns],
-        rows=[(method, [_minus(cell) for cell in cells]) for method, cells in rows],
+        rows=[(record["method"], [_minus(column.text(record)) for column in comparison.columns]) for record in comparison.records],
+        runs=_runs(comparison, Path(folder)),
         caption=caption(comparison),
         notes=comparison.notes,
         figure=_words(comparison.figure),
@@ -45,7 +56,8 @@ def caption(comparison: Comparison) -> str:
     """What the numbers of the table are."""
     numbers = {len(record["seeds"]) for record in comparison.records}
     seeds = "seeds" if len(numbers) > 1 else f"{max(numbers)} seeds"
-    text = "One seed each, in percent" if numbers == {1} else f"Mean ± standard deviation over {seeds}, in percent"
+    spread = f"Mean ± standard deviation over {seeds}, in percent"
+    text = "One seed each, in percent" if numbers == {1} else spread
     kinds = {column.kind for column in comparison.columns if column.section == "tests"}
     explained = {
         "gain": "gain is method − base, so + is better",
@@ -63,37 +75,84 @@ def _oracles(comparison: Comparison) -> str:
     return " or ".join(sorted({record["oracle"] for record in comparison.records} - {None}))
 
 
+def _runs(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
+    """One entry for each run: method, seed, figure, and a link to its report, or to its folder."""
+    found = []
+    for name, runs in comparison.rows.items():
+        for run in runs:
+            report = run.path / "report.html"
+            target = report if report.is_file() else run.path
+            value = run.figures.get(comparison.figure)
+            found.append(
+                {
+                    "method": name,
+                    "seed": run.seed,
+                    "value": "–" if value is None else f"{value:.4g}",
+                    "epochs": len(run.epochs),
+                    "path": str(run.path),
+                    "link": quote(os.path.relpath(target, folder).replace(os.sep, "/")),
+                }
+            )
+    return found
+
+
+# ---- figures
+
+SHIFT = 0.22
+"""Vertical distance of the dots of the seeds from the mean of their row."""
+
+
 def _gain_panel(comparison: Comparison) -> list[Panel]:
     key = comparison.figure
     compared = [record for record in comparison.records if record[f"{key}_gain"] is not None]
     if not compared:
         return []
     halves = [_half(record, f"{key}_gain_low", f"{key}_gain_high") for record in compared]
-    drawn = _points([record["method"] for record in compared], [record[f"{key}_gain"] for record in compared], halves, "points")
-    drawn["layout"]["shapes"] = [
-        {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot", "color": "#888888"}}
-    ]
-    note = "difference to the base with its 95% confidence interval; an interval that contains 0 is not significant"
+    seeds = []
+    for record in compared:
+        base = dict(_by_seed(comparison, record["base"]))
+        ours = _by_seed(comparison, record["method"])
+        seeds.append([(seed, value - base[seed]) for seed, value in ours if seed in base])
+    names, values = [record["method"] for record in compared], [record[f"{key}_gain"] for record in compared]
+    drawn = _points(names, values, halves, seeds, "points")
+    zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper"}
+    drawn["layout"]["shapes"] = [zero | {"line": {"width": 1, "dash": "dot", "color": "#888888"}}]
+    note = "difference to the base with its 95% confidence interval, and each seed as a dot; an interval that contains 0 is not significant"
     return [Panel("gain", f"Gain: {_words(key)}", note, " ".join(comparison.sentences()), drawn)]
 
 
 def _value_panel(comparison: Comparison) -> Panel:
     key = comparison.figure
     present = [record for record in comparison.records if record[key] is not None]
+    names, values = [record["method"] for record in present], [record[key] for record in present]
     halves = [_half(record, f"{key}_low", f"{key}_high") for record in present]
-    drawn = _points([record["method"] for record in present], [record[key] for record in present], halves, "percent")
+    seeds = [_by_seed(comparison, name) for name in names]
+    drawn = _points(names, values, halves, seeds, "percent")
     described = "; ".join(f"{record['method']} {record[key]:.1f}" for record in present)
-    return Panel("value", _words(key)[:1].upper() + _words(key)[1:], "mean over seeds with its 95% confidence interval", described, drawn)
+    note = "mean over seeds with its 95% confidence interval, and each seed as a dot"
+    return Panel("value", _words(key)[:1].upper() + _words(key)[1:], note, described, drawn)
+
+
+def _by_seed(comparison: Comparison, row: str) -> list[tuple[int, float]]:
+    """Seed and figure of each run of a row."""
+    key = comparison.figure
+    return [(run.seed, run.figures[key]) for run in comparison.rows[row] if key in run.figures]
 
 
 def _half(record: Mapping[str, Any], low: str, high: str) -> float:
     return 0.0 if record[low] is None else (record[high] - record[low]) / 2
 
 
-def _points(names: Sequence[str], values: Sequence[float], halves: Sequence[float], axis: str) -> dict[str, Any]:
-    """One point with its interval in each row, the first row at the top."""
+def _points(
+    names: Sequence[str],
+    values: Sequence[float],
+    halves: Sequence[float],
+    seeds: Sequence[Sequence[tuple[int, float]]],
+    axis: str,
+) -> dict[str, Any]:
+    """One point with its interval in each row, the first row at the top, and a dot for each seed below it."""
     labels = [name if len(name) <= 34 else f"{name[:33]}…" for name in names]
-    trace = {
+    mean = {
         "type": "scatter",
         "mode": "markers",
         "x": [round(value, 4) for value in values],
@@ -102,10 +161,27 @@ def _points(names: Sequence[str], values: Sequence[float], halves: Sequence[floa
         "hovertemplate": "%{x:.2f} ± %{customdata[0]:.2f}<extra></extra>",
         "marker": {"color": "accent", "size": 10},
         "line": {"color": "accent"},
-        "error_x": {"type": "data", "array": [round(half, 4) for half in halves], "color": "accent", "thickness": 2, "width": 6},
+        "error_x": {
+            "type": "data",
+            "array": [round(half, 4) for half in halves],
+            "color": "accent",
+            "thickness": 2,
+            "width": 6,
+        },
     }
-    drawn = figure([trace], axis)
-    drawn["layout"] |= {"height": 110 + 34 * len(names), "hovermode": "closest"}
+    dots = [(row, seed, value) for row, found in enumerate(seeds) for seed, value in found if len(found) > 1]
+    single = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [round(value, 4) for _, _, value in dots],
+        "y": [row + SHIFT for row, _, _ in dots],
+        "customdata": [[seed] for _, seed, _ in dots],
+        "hovertemplate": "%{x:.2f}, seed %{customdata[0]}<extra></extra>",
+        "marker": {"color": "second", "size": 6, "opacity": 0.75},
+        "line": {"color": "second"},
+    }
+    drawn = figure([mean, single], axis)
+    drawn["layout"] |= {"height": 110 + 40 * len(names), "hovermode": "closest", "showlegend": False}
     drawn["layout"]["xaxis"]["showgrid"] = True
     drawn["layout"]["yaxis"] = {
         "tickvals": list(range(len(names))),
@@ -114,3 +190,59 @@ def _points(names: Sequence[str], values: Sequence[float], halves: Sequence[floa
         "showgrid": False,
     }
     return drawn
+
+
+OVERLAID = ("loss", "knn", "flagged", "f1", "temperature")
+"""Metrics of the epochs that are drawn over each other, one panel for each."""
+
+
+def curve_panels(rows: Mapping[str, Sequence[One]]) -> list[Panel]:
+    """For each metric that a run has, the mean over the seeds of each row as a line, and each run as a
+    thin line."""
+    panels = []
+    for curve in CURVES:
+        for metric, label, _ in curve.lines:
+            if metric not in OVERLAID:
+                continue
+            traces, described = [], []
+            for at, (name, runs) in enumerate(rows.items()):
+                found = [_curve_of(run, metric) for run in runs]
+                found = [values for values in found if values]
+                if not found:
+                    continue
+                mean = {
+                    epoch: statistics.mean(values[epoch] for values in found if epoch in values) for epoch in sorted(set().union(*found))
+                }
+                single = found if len(found) > 1 else []
+                traces += [_line(name, values, str(at), curve, thin=True) for values in single]
+                traces.append(_line(name, mean, str(at), curve))
+                described.append(f"{name} ends at {mean[max(mean)]:.4g}")
+            if traces:
+                title = curve.title if len(curve.lines) == 1 else f"{curve.title}: {label}"
+                drawn = curve_figure(curve, traces)
+                drawn["layout"] |= {"height": 280, "showlegend": True}
+                note = f"{curve.note}; mean over seeds, single runs thin"
+                panels.append(Panel(f"curve-{metric}", title, note, "; ".join(described), drawn))
+    return panels
+
+
+def _curve_of(run: One, metric: str) -> dict[int, float]:
+    rows = [row for row in run.epochs if math.isfinite(row.get(metric, math.nan))]
+    return {int(row["epoch"]): row[metric] for row in rows}
+
+
+def _line(name: str, values: Mapping[int, float], colour: str, curve: Curve, thin: bool = False) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines" if thin or len(values) > 40 else "lines+markers",
+        "name": name,
+        "x": list(values),
+        "y": [round(value, 6) for value in values.values()],
+        "line": {"color": colour, "width": 1 if thin else 2.5},
+        "marker": {"color": colour, "size": 5},
+        "opacity": 0.35 if thin else 1,
+        "legendgroup": name,
+        "showlegend": not thin,
+        "hoverinfo": "skip" if thin else "all",
+        "hovertemplate": None if thin else f"%{{y:{'.1%' if curve.percent else '.4~g'}}}",
+    }

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.errors import UsageError
+from kinfolk.errors import UsageError, shown
 from kinfolk.report.format import DETECTION_NAMES
 from kinfolk.report.run_summary import read_record
 from kinfolk.training.config import TrainConfig
-from kinfolk.training.settings import WITHOUT_EFFECT, flat
+from kinfolk.training.load_run import FOREIGN, exported_meta
+from kinfolk.training.settings import WITHOUT_EFFECT, current_names, flat, result_settings, settings_digest
 
 if TYPE_CHECKING:
     from kinfolk.report.run_summary import Record
@@ -97,7 +98,7 @@ def parts_of(protocol: str, result: Mapping[str, Any]) -> dict[str, Mapping[str,
 
 def _walk(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in result.items():
-        if key in DIRECTIONS:
+        if key in DIRECTIONS and all(map(_is_number, value.values())):  # recalls, not the detection of a direction
             yield from ((f"{DIRECTIONS[key]} {rank}", 100 * float(share)) for rank, share in value.items())
         elif isinstance(value, Mapping) and key not in NOT_OF_THE_METHOD:
             yield from _walk(f"{name} {key}", value)
@@ -125,7 +126,8 @@ DEPTH = 3
 
 @dataclass(frozen=True)
 class One:
-    """A run with its figures, its flattened settings, what each protocol was measured on, and the parts of each average."""
+    """A run with its figures, its flattened settings, what each protocol was measured on, the parts
+    of each average, and the metrics of its epochs."""
 
     path: Path
     method: str
@@ -135,6 +137,7 @@ class One:
     figures: Mapping[str, float]
     measured_on: Mapping[str, tuple[str, ...]]
     averaged: Mapping[str, frozenset[str]]
+    epochs: Sequence[Mapping[str, float]]
 
 
 def read_runs(paths: Iterable[Path | str]) -> tuple[list[One], list[str]]:
@@ -179,7 +182,15 @@ def _folders(path: Path) -> list[Path]:
 def _read(folder: Path) -> One:
     record = read_record(folder)
     config = TrainConfig.of(record.config, str(folder / "config.yaml"))
-    settings = {key: value for key, value in flat(config.model_dump(mode="json")).items() if _tells_apart(key)}
+    require_unedited(folder, config)
+    framework, _, detector = config.method.partition("+")
+    named = {  # as a run of today has them, so that it shares a row with an earlier one
+        "framework": current_names(config.framework, framework),
+        "detector": current_names(config.detector, detector.partition(":")[0]),
+    }
+    settings = {key: value for key, value in flat(config.model_dump(mode="json") | named).items() if _tells_apart(key)}
+    if (folder / FOREIGN).is_file():  # the settings of its training are unknown
+        settings = {key: value for key, value in settings.items() if key in OF_DATA}
     results = {str(result["protocol"]): result for result in record.results}
     results = {name: result for name, result in results.items() if measured(name, result)}
     sets = {name: part for protocol, result in results.items() if "sets" in result for name, part in parts_of(protocol, result).items()}
@@ -187,7 +198,33 @@ def _read(folder: Path) -> One:
     measured_on = {name: where_measured(result, config.data.source) for name, result in (whole | sets).items()}
     parts = {f"{name} {AVERAGE}": frozenset(parts_of(name, result)) for name, result in results.items()}
     averaged = {name: each for name, each in parts.items() if len(each) > 1}
-    return One(folder, config.method, config.seed, settings, config.data.source, figures_of(record), measured_on, averaged)
+    return One(
+        path=folder,
+        method=config.method,
+        seed=config.seed,
+        settings=settings,
+        source=config.data.source,
+        figures=figures_of(record),
+        measured_on=measured_on,
+        averaged=averaged,
+        epochs=record.epochs,
+    )
+
+
+def require_unedited(folder: Path, config: TrainConfig) -> None:
+    """Refuses a run whose config.yaml was changed after its training: a copy with another seed is
+    not a second seed."""
+    meta = exported_meta(folder)
+    if meta.get("settings") in (None, settings_digest(result_settings(config))):
+        return
+    known = {"seed": config.seed, "method": config.method}
+    changed = [f"`{key}` is {now} and was {meta.get(key)}" for key, now in known.items() if meta.get(key) != now]
+    what = "; ".join(changed) or "the digest of the settings differs"
+    raise UsageError(
+        f"{folder / 'config.yaml'} was changed after the training ({shown(what)}), so the run "
+        f"cannot be "
+        "compared; restore the file, or train a run with these settings"
+    )
 
 
 def _tells_apart(key: str) -> bool:

@@ -79,19 +79,21 @@ class Comparison:
         columns: the columns of the table.
         figure: the figure that gains and tests are of.
         notes: remarks for the reader.
+        rows: the runs of each row, by its name.
     """
 
     records: list[dict[str, Any]]
     columns: list[Column]
     figure: str
     notes: list[str]
+    rows: Mapping[str, Sequence[One]]
 
-    def to(self, kind: str) -> str:
-        """As text: "csv", "markdown", "latex" or "html"."""
+    def to(self, kind: str, folder: str | os.PathLike[str] = ".") -> str:
+        """As text: "csv", "markdown", "latex" or "html". Links of the page are relative to `folder`."""
         if kind == "html":
             from kinfolk.comparing.page import render
 
-            return render(self, [(record["method"], [cell(record, column) for column in self.columns]) for record in self.records])
+            return render(self, folder)
         if kind not in WRITERS:
             raise UsageError(f"`kind` (={kind!r}) must be one of {', '.join(WRITERS)}, html")
         return WRITERS[kind](self.records, self.columns)
@@ -108,7 +110,8 @@ class Comparison:
         return self.to("latex")
 
     def to_html(self) -> str:
-        """A page with the intervals drawn, in one file."""
+        """A page with intervals, every seed and curves drawn, in one file; links to the runs are
+        relative to the current folder."""
         return self.to("html")
 
     def sentences(self) -> list[str]:
@@ -120,7 +123,7 @@ class Comparison:
         ending = Path(path).suffix
         if kind is None and ending not in ENDINGS:
             raise UsageError(f"the file (={path}) must end in {', '.join(ENDINGS)}, or its format must be given")
-        text = self.to(kind or ENDINGS[ending])
+        text = self.to(kind or ENDINGS[ending], Path(path).parent)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_text(Path(path), text)
 
@@ -155,7 +158,8 @@ def tabulate(
     short = [key for key in results if any(record[f"{key}_runs"] not in (0, len(record["seeds"])) for record in records)]
     missing = [f"{key} is missing in some runs of a row: its mean is over the others." for key in short]
     columns = _columns(records, results, training, chosen)
-    return Comparison(records, columns if chosen_columns is None else _chosen(columns, chosen_columns), chosen, [*notes, *missing])
+    columns = columns if chosen_columns is None else _chosen(columns, chosen_columns)
+    return Comparison(records, columns, chosen, [*notes, *missing], rows)
 
 
 def _record(
@@ -289,27 +293,26 @@ class Column:
     kind: str
     section: str
 
-
-def cell(record: Mapping[str, Any], column: Column) -> str:
-    """The value as text, – if it is missing."""
-    value = record[column.key]
-    if value is None:
-        return "–"
-    if column.kind in ("spread", "distance"):
-        digits = 1 if column.kind == "spread" else 4
-        deviation = record[f"{column.key}_deviation"]
-        return f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
-    if column.kind == "count":
-        return str(len(value))
-    if column.kind in ("p", "p_holm"):
-        return f"{value:.3f}" if value >= 0.0005 else "<0.001"
-    if column.kind == "pairs":
-        return "–" if record["base"] is None else str(value)
-    if column.kind == "verdict":
-        return str(value)
-    if column.kind == "gain_low":
-        return f"{value:+.1f} to {record[column.key.removesuffix('_low') + '_high']:+.1f}"
-    return f"{value:.0f} %" if column.kind == "gap_closed" else f"{value:+.1f}"
+    def text(self, record: Mapping[str, Any]) -> str:
+        """The value of this column in `record`, – if it is missing."""
+        value = record[self.key]
+        if value is None:
+            return "–"
+        if self.kind in ("spread", "distance"):
+            digits = 1 if self.kind == "spread" else 4
+            deviation = record[f"{self.key}_deviation"]
+            return f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+        if self.kind == "count":
+            return str(len(value))
+        if self.kind in ("p", "p_holm"):
+            return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+        if self.kind == "pairs":
+            return "–" if record["base"] is None else str(value)
+        if self.kind == "verdict":
+            return str(value)
+        if self.kind == "gain_low":
+            return f"{value:+.1f} to {record[self.key.removesuffix('_low') + '_high']:+.1f}"
+        return f"{value:.0f} %" if self.kind == "gap_closed" else f"{value:+.1f}"
 
 
 def write_csv(records: Records, columns: Sequence[Column]) -> str:
@@ -320,14 +323,14 @@ def write_csv(records: Records, columns: Sequence[Column]) -> str:
 
 def write_markdown(records: Records, columns: Sequence[Column]) -> str:
     lines = [["method", *(column.head for column in columns)], ["---", *("---:" for _ in columns)]]
-    lines += [[record["method"], *(cell(record, column) for column in columns)] for record in records]
+    lines += [[record["method"], *(column.text(record) for column in columns)] for record in records]
     return "".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |\n" for line in lines)
 
 
 def write_latex(records: Records, columns: Sequence[Column]) -> str:
     heads = " & ".join(["method", *(_latex(column.head) for column in columns)])
     lines = [f"\\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule", heads + r" \\", r"\midrule"]
-    lines += [" & ".join([_latex(record["method"]), *(_number(cell(record, column)) for column in columns)]) + r" \\" for record in records]
+    lines += [" & ".join([_latex(record["method"]), *(_number(column.text(record)) for column in columns)]) + r" \\" for record in records]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

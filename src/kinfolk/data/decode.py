@@ -112,6 +112,12 @@ def decode(data: bytes | npt.NDArray[Any], height: int, width: int, pixel_cap: i
         ) from error
 
 
+def squash(image: Image.Image, height: int, width: int) -> Decoded:
+    """Pixels of `height` × `width` (squashed, not cropped) of a Pillow image, as `decode` returns
+    them for its file."""
+    return _finish(image, image.size, height, width)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any mode as RGB: 16 bits scaled to 8, transparency on a white background."""
     if image.mode.startswith("I") or image.mode == "F":

@@ -53,7 +53,9 @@ def open_hugging_face(splits: Splits, name: str, columns: Columns) -> HuggingFac
         columns: names of the columns. Without a column `image`, the only one that holds images is taken; without `label`, a column
             `labels` or `fine_label`, or the only one with class names.
     """
-    tables = [(split, _Table(path)) for split, paths in splits.items() for path in paths]
+    folders = {os.path.realpath(path.parent) for paths in splits.values() for path in paths}
+    root = Path(os.path.commonpath(folders)) if folders else Path()
+    tables = [(split, _Table(path, root)) for split, paths in splits.items() for path in paths]
     if not any(len(table) for _, table in tables):
         raise KinfolkError(f"{name} holds no images")
     first = tables[0][1]
@@ -141,13 +143,18 @@ class HuggingFaceSource(Source):
 
 @final
 class _Table:
-    """A Parquet file or a stream of Arrow batches; columns are read when they are needed."""
+    """A Parquet file or a stream of Arrow batches; columns are read when they are needed.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        root: the folder of the data set; files that the table names must be in it.
+    """
+
+    def __init__(self, path: Path, root: Path) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.path = path
+        self.path, self._root = path, root
         self._group: tuple[int, Any] | None = None
         with _readable(path):
             if path.suffix.lower() == ".parquet":
@@ -190,14 +197,25 @@ class _Table:
             value = self._group[1][row - self._starts[group]].as_py()
         if isinstance(value, dict):
             if value.get("bytes") is None and value.get("path"):
-                try:
-                    return (self.path.parent / str(value["path"])).read_bytes()
-                except (OSError, ValueError) as error:
-                    raise RefusedError(f"it holds no bytes, and its file can't be read: {first_line(error)}") from error
+                return self._file_bytes(str(value["path"]))
             value = value.get("bytes")
         if not isinstance(value, bytes):
             raise RefusedError("the image column is empty")
         return value
+
+    def _file_bytes(self, name: str) -> bytes:
+        """The bytes of a file that the table names. One outside of the data set is not read: a
+        data set from elsewhere must not be able to choose files of this machine."""
+        try:
+            file = Path(os.path.realpath(self.path.parent / name))
+            if file.is_relative_to(self._root):
+                return file.read_bytes()
+        except (OSError, ValueError) as error:
+            raise RefusedError(f"it holds no bytes, and its file can't be read: {first_line(error)}") from error
+        raise RefusedError(
+            f"it holds no bytes, and the file it names ({shown(name)}) is outside of "
+            f"{shown(str(self._root))}; copy the file into that folder"
+        )
 
     def forget(self) -> None:
         """Frees the row group that was read last."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -61,6 +62,14 @@ class ImageData:
         if self.verify is not None:
             self.verify(rows)
         return self._cache.index_select(0, rows)
+
+    def at(self, ids: npt.NDArray[np.int64]) -> ImageData:
+        """The images of `ids` (B,) as a data set with ids from zero. Not for streamed data."""
+        rows = torch.from_numpy(ids)
+        shared = rows if self.rows is None else self.rows.index_select(0, rows)
+        found = ImageData(self.samples.at(ids), self._cache, shared, self.quarantine)
+        found.folder, found.verify = self.folder, self.verify
+        return found
 
     def distinct(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(I,) positions in `ids` (B,) of the first sample of each distinct image, and (B,) which of these each is a copy of."""

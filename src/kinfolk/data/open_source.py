@@ -34,7 +34,7 @@ def open_source(
     spec: object,
     *,
     labels: npt.ArrayLike | None = None,
-    labels_from_folders: bool = False,
+    labels_from_folders: bool | None = False,
     image_column: str = "image",
     caption_column: str | None = None,
     label_column: str | None = None,
@@ -48,13 +48,19 @@ def open_source(
         spec: "digits"; or a path: of an image folder, a `.npz` / `.npy` file, a `.csv` / `.tsv` / `.parquet` table, the official
             CIFAR-10/100 archive (python version; `.tar.gz` or extracted), MNIST's idx files, a folder of Hugging Face `datasets`, or
             webdataset shards (a `.tar`, a folder of them, or a pattern such as `shards/{000..331}.tar`); or an array or tensor of images;
-            or a map-style `Dataset`, or a mapping from split to `Dataset`.
+            or (images, labels), two arrays; or a map-style `Dataset`, or a mapping from split to
+            `Dataset`.
         labels: of an array, a tensor or a `.npy` file.
-        labels_from_folders: use the first folder (below `train/`, `test/` …) of each file as its class.
+        labels_from_folders: use the first folder (below `train/`, `test/` …) of each file as its class. An error if `spec` is not a
+            folder of images; None: only if it is one.
         image_column, caption_column, label_column, group_column, split_column: names of a table's columns. Columns named "caption",
             "label", "group" and "split" are used if they exist; a column that is named here must exist.
         index_dir: a cache folder in which `Source.keep` may have written an index of shards.
     """
+    if isinstance(spec, tuple) and len(spec) == 2 and labels is None:
+        spec, labels = spec
+        if not isinstance(spec, np.ndarray | torch.Tensor):
+            raise UsageError(f"(images, labels) must be two arrays or tensors; the images are {type(spec).__name__}")
     is_path = isinstance(spec, str | os.PathLike)
     if labels is not None and not isinstance(spec, np.ndarray | torch.Tensor) and not (is_path and str(spec).lower().endswith(".npy")):
         raise UsageError("`labels` belong to an array or a .npy file; other sources bring their own")
@@ -90,7 +96,7 @@ def open_source(
             )
         if shards_of := find_shards(path):
             return open_shards(shards_of, f"`{path}`", index_dir)
-        return open_folder(path, labels_from_folders=labels_from_folders)
+        return open_folder(path, labels_from_folders=labels_from_folders is not False)
     if kind.endswith((".npz", ".npy")):
         return open_arrays(path, labels)
     if kind.endswith((".csv", ".tsv", ".parquet")):

@@ -78,7 +78,7 @@ def prepare(
     roster = Roster(source)
     if cache_dir is not None:
         source.keep(cache_dir)
-    height, width = _cache_size(source, image_size)
+    height, width = cached_size(source.native_size, image_size)
     folder = None if cache_dir is None else CacheFolder(cache_dir, source=source.name, height=height, width=width, pixel_cap=pixel_cap)
     num_bytes = len(roster.images) * height * width * 3
     in_memory = num_bytes < available_memory() // 2 and not shared and (folder is None or num_bytes <= _SMALL_BYTES)
@@ -142,8 +142,9 @@ def one_writer(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _cache_size(source: Source, image_size: int) -> tuple[int, int]:
-    native = source.native_size
+def cached_size(native: tuple[int, int] | None, image_size: int) -> tuple[int, int]:
+    """(height, width) of the pixels that are kept. `native`: the size of arrays of one size, else
+    None."""
     return native if native is not None and max(native) <= max(image_size, _NATIVE_SIDE) else (image_size, image_size)
 
 

@@ -151,7 +151,7 @@ class Samples:
         """A sentence on the first difference from `other` (the present state), or None. `modified_ns` is not compared."""
         return first_difference(self, other)
 
-    def to_parquet(self, path: str | Path) -> None:
+    def to_parquet(self, path: str | Path, metadata: dict[str, str] | None = None) -> None:
         """Writes the table to a Parquet file, with the class names in its metadata."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -175,9 +175,10 @@ class Samples:
             columns["group"] = _strings(self.groups)
         if self.group_ids is not None:
             columns["group_id"] = pa.array(self.group_ids, pa.int64())
-        table = pa.table(columns)
+        noted: dict[Any, Any] = dict(metadata or {})
         if self.classes is not None:
-            table = table.replace_schema_metadata({_CLASSES: json.dumps(self.classes).encode()})
+            noted[_CLASSES] = json.dumps(self.classes).encode()
+        table = pa.table(columns).replace_schema_metadata(noted or None)
         write_atomically(Path(path), lambda file: pq.write_table(table, file))
 
     @classmethod

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, final
 
 from kinfolk.data.captions import usable_captions
 from kinfolk.data.labels import SPLITS, encode_labels
+from kinfolk.data.prepare import one_writer
 from kinfolk.data.source import Item, Source
 from kinfolk.errors import KinfolkError, shown
-from kinfolk.files import read_sealed_text, write_sealed_text
+from kinfolk.files import read_sealed_text, remove_unfinished, write_sealed_text
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -212,11 +213,13 @@ class ShardIndex:
 
     def keep(self, folder: str | Path) -> None:
         """Writes index files for the shards that had to be read, and forgets them."""
-        for path, (state, shard) in self._new.items():
-            place = _place(Path(folder), path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps([_VERSION, state, shard.fault, shard.entries])
-            write_sealed_text(place, text)
+        if not self._new:
+            return
+        with one_writer(Path(folder) / "shards"):
+            remove_unfinished(Path(folder) / "shards")
+            for path, (state, shard) in self._new.items():
+                text = json.dumps([_VERSION, state, shard.fault, shard.entries])
+                write_sealed_text(_place(Path(folder), path), text)
         self._new.clear()
 
 

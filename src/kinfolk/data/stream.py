@@ -184,7 +184,7 @@ class StreamSource(Source):
         labels_from_folders: see `open_source`.
     """
 
-    def __init__(self, spec: object, index_dir: Path, *, labels_from_folders: bool = False) -> None:
+    def __init__(self, spec: object, index_dir: Path, *, labels_from_folders: bool | None = False) -> None:
         from kinfolk.data.shards import find_shards
         from kinfolk.data.stream_index import index_folder, index_shards
 
@@ -197,7 +197,7 @@ class StreamSource(Source):
             if found and labels_from_folders:
                 raise UsageError(f"`labels_from_folders` needs a folder of images; {self.name} holds shards, whose labels are .cls files")
             self.samples, self.refused = (
-                index_shards(found, self.name, index_dir) if found else index_folder(path, labels_from_folders, index_dir)
+                index_shards(found, self.name, index_dir) if found else index_folder(path, labels_from_folders is not False, index_dir)
             )
         elif not path.exists() and str(spec) != "digits":
             raise UsageError(

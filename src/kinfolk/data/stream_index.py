@@ -24,7 +24,13 @@ from kinfolk.data.prepare import one_writer
 from kinfolk.data.sample_table import Places, Samples
 from kinfolk.data.shards import Refusals, ShardIndex, shard_names
 from kinfolk.errors import KinfolkError
-from kinfolk.files import DamagedFileError, explain_write_errors, read_sealed_text, write_sealed_text
+from kinfolk.files import (
+    DamagedFileError,
+    explain_write_errors,
+    read_sealed_text,
+    remove_unfinished,
+    write_sealed_text,
+)
 
 _VERSION = 2
 
@@ -56,7 +62,9 @@ def index_folder(root: Path, labels_from_folders: bool, folder: Path) -> tuple[S
         _state(Path(path)) for path in folders_below(os.path.abspath(root))
     ]  # before listing, so that later changes are noticed the next time
     found = _kept(folder, [key, state], lambda: _read_folder(root, labels_from_folders))
-    _write(known, state)
+    with one_writer(known.parent):
+        remove_unfinished(known.parent)
+        _write(known, state)
     return found
 
 
@@ -66,6 +74,7 @@ def _kept(folder: Path, state: object, build: Any) -> tuple[Samples, Refusals]:
     found = _read_kept(note)
     if found is None:
         with one_writer(note.parent):
+            remove_unfinished(note.parent)
             found = _read_kept(note)
             if found is None:
                 samples, refused = build()

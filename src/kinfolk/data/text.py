@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfolk.data.captions import captions_of
 from kinfolk.data.sample_table import Samples
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import write_text
 
 
@@ -218,6 +218,4 @@ def _library() -> ModuleType:
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:
-        raise UsageError(
-            "captions need the package tokenizers; install it with `pip install tokenizers` or `pip install 'kinfolk[text]'`"
-        ) from error
+        raise UsageError(f"captions need the package tokenizers; {install_hint('tokenizers', 'text')}") from error

@@ -44,6 +44,12 @@ class Transfer:
         """Whether it pays to send a batch before the one before it is finished."""
         return self.device.type != "cpu"
 
+    def enter_thread(self) -> None:
+        """Called first in every thread that reads batches. A thread starts with GPU 0 as its device, so that pinning memory would make
+        every rank hold a context, some hundred megabytes, on that one."""
+        if self.has_streams:
+            torch.cuda.set_device(self.device)
+
     def pin(self, batch: Batch) -> Batch:
         """The batch in pinned memory, from which a copy need not wait. Called in the thread that read the batch."""
         if not self.has_streams:
@@ -77,7 +83,7 @@ def transferred(read: Callable[[int], Batch], steps: Sequence[int], transfer: Tr
     `threads` batches are read at the same time. A batch that is read before it is needed is sent while the one before it is computed.
     """
     todo = deque(steps)
-    with ThreadPoolExecutor(threads, "kinfolk-batches") as reader:
+    with ThreadPoolExecutor(threads, "kinfolk-batches", transfer.enter_thread) as reader:
         reading: deque[Future[Batch]] = deque()
         ahead: deque[Sent] = deque()
 

@@ -6,20 +6,19 @@ Dimension key: R rows of a block, C candidates, N data set.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, Refreshed
+from kinfolk.detectors.base import Detector, register
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
-from kinfolk.kinship import Roles
+from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
 
-class Cave(Detector, Refreshed):
+@register("cave", "Wu et al., ICLR 2021, appendix F", "clusters, refreshed each epoch")
+class Cave(Detector):
     """Negatives are only the candidates of the anchor's own k-means cluster. Nothing is flagged as kin.
 
     An anchor whose cluster contains no other candidate keeps all its negatives. Before the first clustering, all anchors do.
@@ -40,12 +39,11 @@ class Cave(Detector, Refreshed):
         True
     """
 
-    paper: ClassVar[str] = "Wu et al., ICLR 2021, appendix F"
-    needs: ClassVar[str] = "clusters, refreshed each epoch"
     num_samples: int
 
     def __init__(
         self,
+        *,
         num_samples: int,
         num_clusters: int | tuple[int, ...],
         every: int = 1,
@@ -71,15 +69,16 @@ class Cave(Detector, Refreshed):
         )
 
     @classmethod
-    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+    def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"num_clusters": 100}
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        keys = same_cluster(self.clusters, block)
-        return Found((Roles(drop=None if keys is None else replace(keys, apart=True)),))
+    def find(self, block: Block) -> Kin:
+        same_RC = same_cluster(self.clusters, block) > 0
+        alone_R1 = ~(same_RC & (block.sim_RC > -2)).any(1, keepdim=True)
+        return Kin(ignore=~(same_RC | alone_R1))
 
-    def silent_reason(self) -> str | None:
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
         one = 1 in self.clusters.num_clusters
         return "`num_clusters` (=1) puts all candidates into the anchor's cluster; choose more clusters" if one else None
 

@@ -6,18 +6,18 @@ Dimension key: R rows of a block, C candidates, D embedding.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import Keys, Roles
-from kinfolk.pairs import LEFT_OUT, Action, Block
+from kinfolk.detectors.base import Detector, register
+from kinfolk.kinship import Kin, same_key
+from kinfolk.pairs import OUT, Block
 
 _CHUNK_ELEMENTS = 1 << 22
 
 
+@register("components", "Zheng et al., ICCV 2021", "large batches", action="attract")
 class Components(Detector):
     """Kin are the candidates in the anchor's connected component of the graph that links each sample of the batch to its nearest.
 
@@ -30,35 +30,25 @@ class Components(Detector):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Components(), action="attract")
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Components(), action="attract")
         >>> loss_fn(torch.eye(4), torch.eye(4)).isfinite().item()
         True
     """
 
-    paper: ClassVar[str] = "Zheng et al., ICCV 2021"
-    needs: ClassVar[str] = "large batches"
-    usual_action: ClassVar[Action] = "attract"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: tuple[Tensor, int, Tensor] | None = None
+    @torch.no_grad()
+    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
+        return components(candidates_CD, ids_C)
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        if block.candidates_CD is None:  # a finished run is looked at: the nearest alone is known
-            return Found((Roles(),))
-        candidates_CD, version = block.candidates_CD, block.candidates_CD._version  # a bank is written in place
-        if self._last is None or self._last[0] is not candidates_CD or self._last[1] != version:  # one graph for all blocks of a step
-            self._last = candidates_CD, version, components(candidates_CD, block.candidate_ids)
-        key_C = self._last[2]
+    def find(self, block: Block) -> Kin:
+        if block.prepared is None:  # a finished run: only the nearest candidates are known
+            return Kin()
+        key_C = block.prepared
         sorted_C, order_C = block.candidate_ids.sort()
         place_R = torch.searchsorted(sorted_C, block.row_ids).clamp(max=len(sorted_C) - 1)
         there_R = sorted_C[place_R] == block.row_ids
         key_R = torch.where(there_R, key_C[order_C[place_R]], key_C[block.sim_RC.argmax(1)])
-        return Found((Roles(kin=Keys(key_R.unsqueeze(0), key_C.unsqueeze(0))),))
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_last": None}  # a copy of the detector is none of the batch
+        return Kin(same_key(key_R, key_C))
 
     def __repr__(self) -> str:
         return "Components()"
@@ -92,11 +82,11 @@ def nearest_samples(z_CD: Tensor, ids_C: Tensor) -> Tensor:
     step = max(1, _CHUNK_ELEMENTS // number)
     for start in range(0, number, step):
         sim_rC = z_CD[start : start + step] @ z_CD.T
-        value_r, place_r = sim_rC.masked_fill_(sample_C[start : start + step].unsqueeze(1) == sample_C, LEFT_OUT).max(1)
+        value_r, place_r = sim_rC.masked_fill_(sample_C[start : start + step].unsqueeze(1) == sample_C, OUT).max(1)
         best_C.append(value_r)
         near_C.append(place_r)
     value_C, near_sample_C = torch.cat(best_C), sample_C[torch.cat(near_C)]
-    top_C = torch.full_like(value_C, LEFT_OUT).scatter_reduce(0, sample_C, value_C, "amax")
+    top_C = torch.full_like(value_C, OUT).scatter_reduce(0, sample_C, value_C, "amax")
     near_sample_C = torch.where(value_C == top_C[sample_C], near_sample_C, number)
     link_C = torch.full_like(sample_C, number).scatter_reduce(0, sample_C, near_sample_C, "amin")[sample_C]
-    return torch.where(top_C[sample_C] > LEFT_OUT, link_C, sample_C)
+    return torch.where(top_C[sample_C] > OUT, link_C, sample_C)

@@ -1,73 +1,68 @@
-"""GloFND: Balmaseda et al., Discovering Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025.
+"""GloFND: Balmaseda et al., Discovering Global False Negatives On the Fly for Self-supervised
+Contrastive Learning, ICML 2025.
 
-Dimension key: R rows of a block, C candidates, b samples of the block, N data set.
+Dimension key: R rows of a block, C candidates, b samples of the block, N data set, F fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfolk.compiling import compiled
 from kinfolk.detectors import thresholds
-from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.thresholds import Init, Rule, State, ThresholdRule, batch_quantile
-from kinfolk.kinship import Interval, Roles
+from kinfolk.detectors.base import Detector, register
+from kinfolk.detectors.thresholds import Init, Rule, ThresholdRule
+from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
 from kinfolk.stores import PerSample
-from kinfolk.stores.per_sample import skips
 
 
+@register("glofnd", "Balmaseda et al., ICML 2025", "alpha")
 class GloFND(Detector):
-    """Kin are the candidates more similar than the sample's learned threshold λ, the (1 − α) quantile over the whole data set.
+    """Flags candidates that are more similar than the sample's learned threshold λ, the (1 − α)
+    quantile of its similarities to the whole data set.
 
-    Each visit of a sample moves its λ by what its negatives show (the rules are in `thresholds.py`). With "adam" and "sgd" kin are s > λ
-    with the **new** λ, as in the paper. A λ of 1 flags nothing.
-
-    "tracking" counts how many negatives are above λ and moves it in units of their mean excess, so that neither the mean nor the scale of
-    the similarities matters. λ moves with the mean and the spread of the sample's similarities, and with a drift that all samples share. It
-    flags with the λ from before its own count, which makes the share flagged right on average even where less than one candidate of a
-    batch is to be flagged.
+    Each visit of a sample moves its λ by a rule of `thresholds.py`. "adam" and "sgd" flag with the
+    new λ, as in the paper, "tracking" with the λ from before the count of this visit, moved with
+    the mean and spread of the similarities. A λ of 1 flags nothing.
 
     Args:
         num_samples: N; ids are in [0, N).
-        alpha: α, the share of the negatives to flag: a number, or (N,) one for each sample. 0 flags nothing; where it is 0 for all, the
-            loss is that without a detector, bit for bit.
+        alpha: α, the share of the negatives to flag: a number, or (N,) one for each sample. If it
+            is 0 for all, the loss equals that without a detector bit for bit.
         rule: "tracking", "adam" (the paper's) or "sgd".
-        lr: step size of "adam" (default 0.05) and "sgd" (default 0.01 / α: a threshold that nothing reaches falls by 0.01 a visit).
-            "tracking" has none.
-        betas: of Adam.
-        init: "one": λ starts at 1. "quantile": a sample's first visit sets λ to the quantile of that visit, and learning starts at the
-            second. "tracking" learns from the first visit on; "one" only means that the first visit flags nothing.
-        shared: one λ for all samples (the ablation "single λ"), learned from the whole batch at once and used from the next batch on.
+        lr: step size of "adam" (default 0.05) and "sgd" (default 0.01 / α, so that a threshold that
+            nothing reaches falls by 0.01 per visit). "tracking" has none.
+        betas: betas of Adam.
+        init: "one": λ starts at 1 and flags nothing. "quantile": a sample's first visit sets λ to
+            the (1 − α) quantile of a normal distribution with the mean and spread of that visit.
+            "adam" and "sgd" then learn from the second visit on, "tracking" from the first in both.
+        shared: one λ for all samples (the paper's ablation), learned from each batch as a whole and
+            used from the next batch on.
 
-    State: per sample λ and the rule's own: π, β, μ and σ (`place`, `tail`, `mean`, `spread`), and c (`drift`) for all samples; or the
-    number of visits, m and v. A sample without negatives is left as it is. In `eval()` the stored λ is used as it is. `alpha` is not part
-    of the state.
+    State: per sample λ, and π, μ and σ (`place`, `mean`, `spread`) with one drift c for all samples
+    ("tracking"), or the number of visits, m and v. `alpha` is not part of it. A visit without
+    negatives changes nothing. In `eval()` the stored λ is used and nothing changes.
 
-    Deviates from the paper in: the default rule (Adam's constant step keeps a threshold from settling); Adam's bias correction, which
-    counts the sample's own updates (the published code counts epochs).
+    Deviates from the paper in: the default rule (with Adam's constant step a threshold never
+    settles); Adam's bias correction, which counts the sample's updates (published code: epochs).
 
     Example:
-        >>> detector = GloFND(num_samples=100, alpha=0.01, init="quantile")
-        >>> detector.thresholds.shape
+        >>> GloFND(num_samples=100, alpha=0.01, init="quantile").thresholds.shape
         torch.Size([100])
     """
 
-    paper: ClassVar[str] = "Balmaseda et al., ICML 2025"
-    needs: ClassVar[str] = "alpha"
-    leveled: ClassVar[bool] = True
     num_samples: int
     alphas: Tensor | None
     drift: Tensor | None
-    first_epoch = 0
-    """The first epoch in which the state changes. `StartAt` sets it."""
+    tails: Tensor | None
+    places: Tensor | None
 
     def __init__(
         self,
+        *,
         num_samples: int,
         alpha: float | Tensor,
         rule: Rule = "tracking",
@@ -81,166 +76,139 @@ class GloFND(Detector):
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
         each = _checked(alpha, num_samples) if isinstance(alpha, Tensor) and alpha.ndim else None
         if each is not None and shared:
-            raise ValueError("`alpha` must be one number where `shared` is set: there is one threshold for all samples")
+            raise ValueError("`alpha` must be one number where `shared` is set: there is one λ")
         self.num_samples, self.shared = num_samples, shared
-        self.alpha: float = float(alpha if each is None else each.mean())
+        self.alpha = float(alpha if each is None else each.mean())
         """The share of the negatives to flag; with one for each sample, their mean."""
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"`alpha` (={self.alpha}) must be in [0, 1]")
         self.register_buffer("alphas", each, persistent=False)
-        usual = 0.01 / max(self.alpha, 1e-6) if rule == "sgd" else 0.05
-        self.rule = ThresholdRule(rule, usual if lr is None else lr, tuple(betas), init)
+        default_lr = 0.01 / max(self.alpha, 1e-6) if rule == "sgd" else 0.05
+        self.rule = ThresholdRule(rule, default_lr if lr is None else lr, tuple(betas), init)
         self.store = PerSample(1 if shared else num_samples, **self.rule.fields())
-        self.register_buffer("drift", torch.tensor(0.0) if rule == "tracking" and not shared else None)
-        if rule == "tracking":
-            first = thresholds.start(torch.tensor(self.alpha, dtype=torch.float64) if each is None else each)
-            self.store.rows[:, 1:3] = torch.stack(first, -1)
-        self._num_similarities = 0  # of a sample in the last batch, with all its views; known to the host, so not state
+        place, tail = thresholds.normal(torch.as_tensor(self.alpha if each is None else each))
+        self._place, self._tail = float(place.mean()), float(tail.mean())
+        tracks, starts = rule == "tracking", rule != "tracking" and init == "quantile"
+        if tracks:
+            self.store.place.copy_(place)
+        for name, value, needed in (("tails", tail, tracks), ("places", place, starts)):
+            found = value.float() if needed and each is not None else None
+            self.register_buffer(name, found, persistent=False)
+        drift = torch.tensor(0.0) if tracks and not shared else None
+        self.register_buffer("drift", drift)
 
     @classmethod
-    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+    def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"alpha": 0.01}
 
-    def silent_reason(self) -> str | None:
-        if not torch.as_tensor(self.alpha).any():
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
+        if self.alpha == 0:
             return "`alpha` (=0) is the share of the negatives to flag; choose one above 0"
-        first_visit_flags = self.rule.name != "tracking" or self.rule.init != "one" or self.shared
-        if not first_visit_flags and self.num_epochs - self.first_epoch < 2:
-            when = "there is one epoch" if self.num_epochs == 1 else f"it learns only in the last of {self.num_epochs} epochs"
-            return f"the first visit of a sample flags nothing with `init` (='one') and {when}; set `init` to 'quantile'"
-        return None
+        later = self.drift is not None and self.rule.init == "one"
+        if not later or self.num_epochs - first_epoch >= 2:
+            return None
+        last = f"it learns only in the last of {self.num_epochs} epochs"
+        when = "there is one epoch" if self.num_epochs == 1 else last
+        first = "the first visit of a sample flags nothing with `init` (='one')"
+        return f"{first} and {when}; set `init` to 'quantile'"
 
     @property
     def thresholds(self) -> Tensor:
         """(N,) λ of each sample."""
-        level_N: Tensor = self.store.threshold.clamp(-1, 1)
-        return level_N.expand(self.num_samples)
+        return self.store.rows[:, 0].clamp(-1, 1).expand(self.num_samples)
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
+    def find(self, block: Block) -> Kin:
         if self.alpha == 0:
-            return Found((Roles(),))
-        self._num_similarities = block.num_similarities
-        if not self.training:
-            return Found((_flagged(self.thresholds[block.ids], self._alpha(block.ids)),))
-        if self.shared:
-            return self._find_shared(block)
-        state_bF, alpha = self.store.read_rows(block.ids), self._alpha(block.ids)
-        positive = alpha.clamp(min=torch.finfo(alpha.dtype).tiny) if isinstance(alpha, Tensor) else alpha
-        if self.drift is not None:
-            fixed = block.compiles and not isinstance(positive, Tensor)
-            given = (positive, block.num_similarities)
-            at = thresholds.gains_on(*given, state_bF.device, state_bF.dtype) if fixed else thresholds.gains(*given)
-            new_bF, level_b = compiled(thresholds.track, block.compiles)(
-                block.per_sample, block.num_per_sample, state_bF, self.drift, at, self.rule.init
-            )
-        else:
-            new_bF, level_b = self._descended(block, state_bF, positive)
-        if not isinstance(alpha, Tensor):
-            kin = Interval(level_b)
-        else:
-            new_bF = new_bF.where((alpha > 0).unsqueeze(1), torch.nan)  # NaN: the state stays as it is
-            kin = Interval(level_b.masked_fill(alpha == 0, torch.inf))
-        return Found((Roles(kin=kin),), {"state": new_bF})
+            return Kin()
+        level_b, new_bF = self._visit(block)
+        return Kin(above(block, level_b), update={} if new_bF is None else {"state": new_bF})
 
     @torch.no_grad()
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        if self.shared:
-            self._learn_shared(update["visit"], sound)
-            return
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
         new_bF = update["state"]
-        if self.drift is not None and not skips(sound):
-            if sound is not None and sound.device.type != "cpu":
-                new_bF = new_bF.masked_fill(~sound, torch.nan)  # NaN: the state stays as it is
-            at, expected = thresholds.gains(self.alpha, self._num_similarities), self.alpha * self._num_similarities * len(ids)
-            thresholds.move_drift(self.drift, new_bF[:, 5], expected, at)
-            new_bF, sound = new_bF[:, :5], None
-        self.store.write_rows(ids, new_bF, sound)
+        if self.shared:
+            ids, new_bF = ids.new_zeros(1), self._learn_shared(new_bF)
+        elif self.drift is not None:
+            drift = thresholds.next_drift(self.drift, new_bF[:, 4:])
+            self.drift.copy_(drift if is_finite is None else torch.where(is_finite, drift, self.drift))
+            new_bF = new_bF[:, :4]
+        self.store.write_rows(ids, new_bF, is_finite)
 
-    def _alpha(self, ids: Tensor) -> float | Tensor:
-        """α, or (b,) that of each sample."""
-        return self.alpha if self.alphas is None else self.alphas[ids].to(self.store.rows.dtype)
-
-    def _descended(self, block: Block, state_bF: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-        """A visit under "adam" or "sgd": (b, F) the new state, and (b,) the level above which candidates are flagged."""
-        state: State = dict(zip(self.store.fields, state_bF.unbind(1), strict=True))
-        n_b = block.num_per_sample
-        new = self.rule.descend(state, thresholds.above(block.per_sample, n_b, state["threshold"])[0], alpha)
-        if self.rule.init == "quantile":
-            fresh = state["visits"] == 0
-            first = {**state, "threshold": _own_quantile(block, alpha, fresh).to(state_bF.dtype), "visits": state["visits"] + 1}
-            new = {name: first[name].where(fresh, rows) for name, rows in new.items()}
-        new_bF = torch.stack([new[name] for name in self.store.fields], 1).masked_fill((n_b == 0).unsqueeze(1), torch.nan)
-        level_b = new_bF[:, 0]
-        return new_bF, level_b.masked_fill(level_b >= 1, torch.inf)
-
-    def _find_shared(self, block: Block) -> Found:
-        """Flags with the one threshold as it was before this batch, and notes what each sample of the block shows of it."""
-        alpha, state_bF = self.alpha, self.store.rows.expand(len(block.ids), -1)
-        sim_bM, n_b = block.per_sample, block.num_per_sample
-        if self.rule.name == "tracking":
-            mean_b, spread_b = thresholds.moments(sim_bM, n_b).to(state_bF.dtype).unbind(0)
-            first_b = torch.addcmul(mean_b, spread_b, state_bF[:, 1])
-            level_b = torch.where(state_bF[:, 4] == 0, first_b, state_bF[:, 0])
-            noted: tuple[Tensor, ...] = (*thresholds.above(sim_bM, n_b, level_b), mean_b, spread_b)
+    def _visit(self, block: Block) -> tuple[Tensor, Tensor | None]:
+        """(b,) the level above which candidates are flagged, and (b, F) what `observe` receives:
+        the new state, or what one shared λ learns from. Where it is NaN, the state stays."""
+        ids = torch.zeros_like(block.ids) if self.shared else block.ids
+        sim_bM, n_b, state_bF = block.per_sample, block.num_per_sample, self.store.read_rows(ids)
+        alpha = self.alpha if self.alphas is None else self.alphas[ids]
+        new_bF: Tensor | None = None
+        if not self.training or self.shared:
+            level_b = state_bF[:, 0].clamp(-1, 1)
+            if self.training:
+                new_bF = self._measure(sim_bM, n_b, state_bF[:, 0], ids)
+        elif self.drift is not None:
+            tail = self._tail if self.tails is None else self.tails[ids]
+            level_b, new_bF = thresholds.track(sim_bM, n_b, state_bF, self.drift, alpha, tail)
+            if self.rule.init == "one":
+                level_b = level_b.masked_fill(state_bF[:, 3] == 0, torch.inf)  # a first visit
         else:
-            noted = (*thresholds.above(sim_bM, n_b, state_bF[:, 0]),)
-            if self.rule.init == "quantile":
-                fresh = state_bF[:, 1] == 0
-                noted = (*noted, _own_quantile(block, alpha, fresh).to(state_bF.dtype).masked_fill(n_b == 0, torch.nan))
-        return Found((_flagged(self.thresholds[: len(block.ids)], alpha),), {"visit": torch.stack((*noted, n_b.to(state_bF.dtype)), 1)})
+            share_b = thresholds.share_above(sim_bM, n_b, state_bF[:, 0])
+            new_bF = self.rule.descend(state_bF, share_b, alpha, self._start(sim_bM, n_b, ids))
+            new_bF = new_bF.where((n_b > 0).unsqueeze(1), torch.nan)
+            level_b = new_bF[:, 0]
+        nothing_b = level_b >= 1  # although rounding makes similarities of 1.0000001
+        if isinstance(alpha, Tensor):
+            nothing_b = nothing_b | (alpha == 0)
+            new_bF = None if new_bF is None else new_bF.where((alpha > 0).unsqueeze(1), torch.nan)
+        return level_b.masked_fill(nothing_b, torch.inf), new_bF
 
-    def _learn_shared(self, visit_bF: Tensor, sound: Tensor | None) -> None:
-        """One step of the shared threshold, from the mean over all samples of the batch. Without any negative it stays as it is."""
-        mean_1F, before_1F = visit_bF.nanmean(0, keepdim=True).to(self.store.rows.dtype), self.store.rows
+    def _start(self, sim_bM: Tensor, n_b: Tensor, ids: Tensor) -> Tensor | None:
+        """(b,) the λ that a first visit sets, if it sets one; NaN without negatives. Only the device
+        knows which visits are the first, so it is computed for all and must be cheap."""
+        if self.rule.init == "one":
+            return None
+        mean_b, spread_b, _ = thresholds.moments(sim_bM, n_b).to(self.store.rows.dtype).unbind(1)
+        place = self._place if self.places is None else self.places[ids]
+        return (mean_b + spread_b * place).clamp(-1, 1)
+
+    def _measure(self, sim_bM: Tensor, n_b: Tensor, level_b: Tensor, ids: Tensor) -> Tensor:
+        """(b, F) what one shared λ learns from; NaN for a sample without negatives."""
+        shown = [thresholds.share_above(sim_bM, n_b, level_b)]
         if self.rule.name == "tracking":
-            at = thresholds.gains(self.alpha, float(self._num_similarities) * len(visit_bF))
-            moments_21 = thresholds.follow(before_1F, mean_1F[:, 2:4].T, at)
-            tail_1, y_1 = thresholds.counted(before_1F[:, 2], moments_21[1], mean_1F[:, :2].T, at)
-            place_1 = torch.addcmul(before_1F[:, 1], tail_1, y_1)
-            level_1 = torch.addcmul(moments_21[0], moments_21[1], place_1)
-            new_1F = torch.stack((level_1, place_1, tail_1, *moments_21), 1)
-        else:
-            state: State = dict(zip(self.store.fields, before_1F.unbind(1), strict=True))
-            new = self.rule.descend(state, mean_1F[:, 0], self.alpha)
-            if self.rule.init == "quantile":
-                first = {**state, "threshold": mean_1F[:, 2], "visits": state["visits"] + 1}
-                new = {name: first[name].where(state["visits"] == 0, rows) for name, rows in new.items()}
-            new_1F = torch.stack([new[name] for name in self.store.fields], 1)
-        self.store.write_rows(torch.zeros(1, dtype=torch.int64, device=new_1F.device), new_1F, sound)
+            shown += thresholds.moments(sim_bM, n_b).to(level_b.dtype).unbind(1)
+        elif (first_b := self._start(sim_bM, n_b, ids)) is not None:
+            shown.append(first_b)
+        return torch.stack(shown, 1)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        if self.rule.name == "tracking" and f"{prefix}store.visits" in state_dict:
-            thresholds.convert(state_dict, prefix, torch.tensor(self.alpha) if self.alphas is None else self.alphas)
-        super()._load_from_state_dict(state_dict, prefix, *others)
+    def _learn_shared(self, shown_bF: Tensor) -> Tensor:
+        """(1, F) the new state of one shared λ, from the mean over the batch."""
+        state_1F, mean_1F = self.store.rows, shown_bF.nanmean(0, keepdim=True)
+        if self.rule.name != "tracking":
+            first_1 = mean_1F[:, 1] if self.rule.init == "quantile" else None
+            return self.rule.descend(state_1F, mean_1F[:, 0], self.alpha, first_1)
+        share_1, n_1 = mean_1F[:, 0], mean_1F[:, 3] * len(shown_bF)
+        moments_13 = torch.cat((mean_1F[:, 1:3], n_1.unsqueeze(1)), 1)
+        mean_1, spread_1 = thresholds.follow(state_1F, moments_13).unbind(1)
+        rise_1 = self._tail * thresholds.step(share_1 * n_1, self.alpha * n_1)
+        place_1 = state_1F[:, 1] + rise_1.masked_fill(state_1F[:, 3] == 0, 0.0)  # λ = 1 at first
+        return torch.stack((mean_1 + spread_1 * place_1, place_1, mean_1, spread_1), 1)
 
     def __repr__(self) -> str:
-        rule = self.rule
-        alpha = self.alpha if self.alphas is None else f"<{len(self.alphas)} in [{self.alphas.min():.4g}, {self.alphas.max():.4g}]>"
+        rule, alpha = self.rule, str(self.alpha)
+        if self.alphas is not None:
+            low, high = self.alphas.aminmax()
+            alpha = f"<{len(self.alphas)} in [{low:.4g}, {high:.4g}]>"
         learning = f"rule={rule.name!r}, lr={rule.lr:.4g}, betas={rule.betas}, init={rule.init!r}"
-        return f"GloFND(num_samples={self.num_samples}, alpha={alpha}, {learning}, shared={self.shared})"
-
-
-def _flagged(level_b: Tensor, alpha: float | Tensor) -> Roles:
-    """Kin are above the level. A level of 1 flags nothing, although rounding makes similarities of 1.0000001; nor does an α of 0."""
-    nothing_b = level_b >= 1 if not isinstance(alpha, Tensor) else (level_b >= 1) | (alpha == 0)
-    return Roles(kin=Interval(level_b.masked_fill(nothing_b, torch.inf)))
-
-
-def _own_quantile(block: Block, alpha: float | Tensor, wanted_b: Tensor) -> Tensor:
-    """(b,) the quantile over each wanted sample's views and negatives of this block; 1 elsewhere."""
-    if wanted_b.device.type == "cpu" and not bool(wanted_b.any()):  # on a CPU looking costs nothing, and saves a selection
-        return torch.ones(len(block.ids), dtype=torch.float64)
-    return batch_quantile(block.per_sample, block.num_per_sample, alpha if isinstance(alpha, float) else alpha.double()).where(
-        wanted_b, 1.0
-    )
+        sizes = f"num_samples={self.num_samples}, alpha={alpha}"
+        return f"GloFND({sizes}, {learning}, shared={self.shared})"
 
 
 def _checked(alpha_N: Tensor, num_samples: int) -> Tensor:
-    """One α for each sample, as it has to be."""
+    """A copy of one α for each sample; raises where the shape or a value is wrong."""
     if alpha_N.shape != (num_samples,):
-        raise ValueError(f"`alpha` (={tuple(alpha_N.shape)}) must be a number or have the shape ({num_samples},): one for each sample")
-    alpha_N = alpha_N.detach().to(torch.get_default_dtype())
-    if not bool(((alpha_N >= 0) & (alpha_N <= 1)).all()):
-        raise ValueError(f"`alpha` (={alpha_N.min():.4g} to {alpha_N.max():.4g}) must be in [0, 1] for every sample")
-    return alpha_N.clone()
+        must = f"must be a number or have the shape ({num_samples},): one for each sample"
+        raise ValueError(f"`alpha` (={tuple(alpha_N.shape)}) {must}")
+    low, high = alpha_N.aminmax()
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"`alpha` (={low:.4g} to {high:.4g}) must be in [0, 1] for every sample")
+    return alpha_N.detach().to(torch.get_default_dtype(), copy=True)

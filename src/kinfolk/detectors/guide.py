@@ -12,17 +12,17 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found, Guidance, Guided
+from kinfolk.detectors.base import Detector, guide_similarities, register
+from kinfolk.detectors.positive_margin import level_below
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.files import check_safetensors, first_line
-from kinfolk.kinship import Mask, Roles, greater
-from kinfolk.pairs import LEFT_OUT, Action, Block
-from kinfolk.stores.per_sample import check_ids
+from kinfolk.kinship import Kin
+from kinfolk.pairs import OUT, Block
 
 KEYS = ("features", "embeddings", "embedding", "x")
 """Names that are looked for first in a .safetensors file that holds several tensors."""
@@ -35,27 +35,24 @@ class Array(Protocol):
     def __array__(self) -> Any: ...
 
 
-class _Candidates(NamedTuple):
-    """The candidates of the last step: the tensor of ids that was given and its version, a copy of the ids, and their unit features."""
-
-    given_C: Tensor
-    version: int | None
-    ids_C: Tensor
-    unit_CF: Tensor
-
-
-class Guide(Detector, Guided):
+@register("guide", "Solatorio, 2024; Sobal et al., 2024", "—", action="attract")
+class Guide(Detector):
     """Kin are the candidates that a guide, a frozen model of any kind, finds similar to the anchor's sample.
 
         s_ij = cosine similarity of the guide's features of the samples i and j
         alpha         kin: the share α of the anchor's negatives with the highest s_ij
-        margin        kin: s_ij > 1 − margin; 1 is s⁺, the guide's similarity of a sample to its own other view, so that GISTEmbed's
-                      level margin' · s⁺ is 1 − margin with margin = 1 − margin'
-        temperature   every candidate is kin, with the degree exp((s_ij − 1) / t_g)
+        margin        kin: s_ij > s⁺_i − margin, or with `relative` s_ij > s⁺_i − margin · |s⁺_i|
+        temperature   every candidate is kin, with the degree exp((s_ij − s⁺_i) / t_g), at most 1
 
-    With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g), the own positive with s = 1: X-CLR's
-    targets. The features are only read. On a CPU the file stays mapped into memory, so that a step reads only the batch's rows; on an
-    accelerator they move there, in the precision of the file. No state: features are data, so they are not in `state_dict()`.
+    s⁺ is the guide's similarity of the anchor to its positive. With one table of features it is 1: the positive is another view of the
+    same sample. Pairs of two things (question and answer, image and caption) have two tables, `features` of the anchors and `positives`:
+    s_ij compares the anchor i with the positive j, and s⁺_i the two of one pair, as in GISTEmbed. In the other direction of a loss of two
+    towers, the tables change places.
+
+    With degrees and `attract`, own positive and candidates share the pull as softmax(s_ij / t_g), the own positive with s⁺: X-CLR's
+    targets. `Graded` gives kin by `alpha` or `margin` the degree (1 + s_ij) / 2. The features are only read. On a CPU the file stays
+    mapped into memory, so that a step reads only the batch's rows; on an accelerator they move there, in the precision of the file. No
+    state: features are data, so they are not in `state_dict()`.
 
     Without features, a framework of images and captions takes the candidates' own modality as the guide: an image's candidate captions are
     compared with its own caption, a caption's candidate images with its own image.
@@ -63,29 +60,30 @@ class Guide(Detector, Guided):
     Args:
         features: (N, F) in data-set order, any norm, a tensor or a NumPy array; or a .npy or .safetensors file of them, such as the output
             of `kinfolk embed`.
+        positives: the same of the positives, in the same order. Further rows are explicit negatives, by their sample ids.
         alpha: α in (0, 1); at least one candidate is kin.
         margin: in [0, 2]; the larger, the more candidates are kin.
         temperature: t_g > 0. Exactly one of the three is given.
+        relative: whether `margin` is a share of s⁺ or a difference; the same where s⁺ is 1.
         num_samples: N, which the features must match.
 
     Example:
         >>> import torch, kinfolk as kf
         >>> features = torch.eye(2)[torch.tensor([0, 1, 0])]
-        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Guide(features, margin=0.5), action="attract")
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Guide(features, margin=0.5), action="attract")
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
     """
 
-    paper: ClassVar[str] = "Solatorio, 2024; Sobal et al., 2024"
-    needs: ClassVar[str] = "—"
-    usual_action: ClassVar[Action] = "attract"  # what gained in the study, by far; see docs/results.md
-
     def __init__(
         self,
         features: str | Path | Tensor | Array | None = None,
+        *,
+        positives: str | Path | Tensor | Array | None = None,
         alpha: float | None = None,
         margin: float | None = None,
         temperature: float | None = None,
+        relative: bool = False,
         num_samples: int | None = None,
     ) -> None:
         super().__init__()
@@ -97,91 +95,104 @@ class Guide(Detector, Guided):
             raise ValueError(f"`margin` (={margin}) must be in [0, 2]")
         if temperature is not None and not 0 < temperature < math.inf:
             raise ValueError(f"`temperature` (={temperature}) must be above 0")
-        self.alpha, self.margin, self.temperature = alpha, margin, temperature
+        if relative and margin is None:
+            raise ValueError("`relative` (=True) needs `margin`")
+        if positives is not None and features is None:
+            raise ValueError("`positives` must be given with `features`, those of the anchors")
+        self.alpha, self.margin, self.temperature, self.relative = alpha, margin, temperature, relative
         self.source = features if isinstance(features, str | Path) else None
         features_NF = None if features is None else _checked(features, num_samples)
+        positives_MF = None if positives is None else _checked(positives, None, "positives")
+        if features_NF is not None and positives_MF is not None and not _fit(features_NF, positives_MF):
+            raise ValueError(
+                f"`positives` (={tuple(positives_MF.shape)}) must have as many features as `features` (={tuple(features_NF.shape)}), "
+                "and a row for each of its rows"
+            )
         self.features: Tensor | None
         self.norms: Tensor | None
-        self.register_buffer("features", features_NF, persistent=False)
-        self.register_buffer("norms", None if features_NF is None else _norms(features_NF, _name(features)), persistent=False)
-        self._last: _Candidates | None = None
+        self.positives: Tensor | None
+        self.positive_norms: Tensor | None
+        for name, table, given in (("features", features_NF, features), ("positives", positives_MF, positives)):
+            norms = None if table is None else _norms(table, _name(given, name))
+            self.register_buffer(name, table, persistent=False)
+            self.register_buffer("norms" if name == "features" else "positive_norms", norms, persistent=False)
 
     @classmethod
-    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+    def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {} if any(given.get(name) is not None for name in ("alpha", "margin", "temperature")) else {"alpha": 0.1}
 
     @property
     def num_samples(self) -> int | None:  # type: ignore[override]
-        return None if self.features is None else len(self.features)
+        tables = [each for each in (self.features, self.positives) if each is not None]
+        return max(map(len, tables)) if tables else None
 
     @property
-    def guidance(self) -> Guidance:
-        return Guidance(reads="modality" if self.features is None else None, soft=self.temperature is not None)
+    def guide(self) -> str | None:  # type: ignore[override]
+        return "modality" if self.features is None else None
+
+    @property
+    def soft(self) -> bool:  # type: ignore[override]
+        return self.temperature is not None
+
+    def swap_towers(self) -> None:
+        if self.positives is not None:
+            self.features, self.positives = self.positives, self.features
+            self.norms, self.positive_norms = self.positive_norms, self.norms
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        sim_RC = self._similarities(block)
-        if self.temperature is not None:
-            return Found((Roles(kin=Mask(torch.ones_like(sim_RC), ((sim_RC - 1) / self.temperature).clamp(max=0).exp())),))
-        level_R1 = torch.full_like(sim_RC[:, :1], 1 - self.margin) if self.margin is not None else self._quantile(sim_RC, block)
-        return Found((Roles(kin=Mask(greater(sim_RC, level_R1))),))
+    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor | None:
+        """(C, F) features of the candidates, read once for all blocks."""
+        return None if self.features is None else self._read_candidates(ids_C, candidates_CD.dtype)
 
-    def _similarities(self, block: Block) -> Tensor:
-        """(R, C) of the guide; `LEFT_OUT` at the anchor's own."""
+    @torch.no_grad()
+    def find(self, block: Block) -> Kin:
+        sim_RC, pos_R1 = self._similarities(block)
+        if self.temperature is not None:
+            return Kin(((sim_RC - pos_R1) / self.temperature).clamp(max=0).exp())
+        level_R1 = self._quantile(sim_RC, block) if self.margin is None else level_below(pos_R1, self.margin, self.relative)
+        kin_RC = sim_RC > level_R1.clamp(min=-2)
+        return Kin(kin_RC * (1 + sim_RC).clamp(0, 2) / 2 if block.degrees else kin_RC)
+
+    def _similarities(self, block: Block) -> tuple[Tensor, Tensor]:
+        """(R, C) of the guide, `OUT` at the anchor's sample; and s⁺, (R, 1) or (1, 1)."""
+        one_11 = block.sim_RC.new_ones(1, 1)
         if self.features is None:
-            if block.guide_bG is None or block.guide_CG is None:
+            if block.guide_bG is None:
                 raise ValueError("the guide needs `features`: only losses of image and text can do without")
-            rows_bF, candidates_CF = block.guide_bG, block.guide_CG
-        else:
-            rows_bF = self._read(block.ids, block.sim_RC.dtype)
-            candidates_CF = self._candidates(block.candidate_ids, block.sim_RC.dtype)
-        sim_bC = rows_bF @ candidates_CF.T
-        sim_RC = sim_bC if block.num_views == 1 else sim_bC.repeat_interleave(block.num_views, 0)
-        return sim_RC.masked_fill(block.sim_RC < -2, LEFT_OUT)
+            return guide_similarities(block), one_11
+        features_CF = block.prepared
+        if features_CF is None:
+            features_CF = self._read_candidates(block.candidate_ids, block.sim_RC.dtype)
+        anchors_bF = self._read(block.ids, block.sim_RC.dtype)
+        sim_RC = (anchors_bF @ features_CF.T).repeat_interleave(block.num_views, 0).masked_fill(block.sim_RC < -2, OUT)
+        if self.positives is None:
+            return sim_RC, one_11
+        pos_b = (anchors_bF * self._read_candidates(block.ids, block.sim_RC.dtype)).sum(1)
+        return sim_RC, block.per_row(pos_b).unsqueeze(1)
 
     def _read(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """(b, F) unit-norm features of samples."""
-        assert self.features is not None
-        assert self.norms is not None
-        check_ids(ids, len(self.features), "the guide has features of that many samples")
-        return self.features[ids].to(dtype).div_(self.norms[ids].to(dtype).unsqueeze(1))
+        return _unit_rows(self.features, self.norms, ids, dtype)
 
-    def _candidates(self, ids_C: Tensor, dtype: torch.dtype) -> Tensor:
-        """(C, F) unit-norm features of the candidates: read once for all blocks of a step, and on a CPU only where the candidates differ
-        from those of the step before, so that a queue costs no more than what enters it."""
-        last, version = self._last, None if ids_C.is_inference() else ids_C._version  # a queue is written in place
-        kept = last is not None and last.unit_CF.dtype == dtype and last.unit_CF.device == ids_C.device
-        if last is not None and last.unit_CF.is_inference() != torch.is_inference_mode_enabled():
-            kept = False  # what inference mode made cannot be written outside of it
-        if last is not None and kept and version is not None and last.given_C is ids_C and last.version == version:
-            return last.unit_CF
-        if last is not None and kept and ids_C.device.type == "cpu" and last.ids_C.shape == ids_C.shape:
-            places = (last.ids_C != ids_C).nonzero().squeeze(1)
-            if 2 * len(places) < len(ids_C):
-                unit_CF, known_C = last.unit_CF, last.ids_C
-                new = ids_C[places]
-                unit_CF[places] = self._read(new, dtype)
-                known_C[places] = new
-                self._last = _Candidates(ids_C, version, known_C, unit_CF)
-                return unit_CF
-        self._last = _Candidates(ids_C, version, ids_C.clone(), self._read(ids_C, dtype))
-        return self._last.unit_CF
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy of the detector holds nothing of the batch
+    def _read_candidates(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """(b, F) the same of their positives, if these have features."""
+        if self.positives is None:
+            return self._read(ids, dtype)
+        return _unit_rows(self.positives, self.positive_norms, ids, dtype)
 
     def _quantile(self, sim_RC: Tensor, block: Block) -> Tensor:
         """(R, 1) just below the k-th highest similarity, k = round(α n), at least 1."""
         assert self.alpha is not None
         most = max(1, round(sim_RC.shape[1] * self.alpha))  # n is at most C
         k_R1 = (block.num_negatives_R.double() * self.alpha).round().long().clamp(1, most).unsqueeze(1)
-        level_R1 = sim_RC.topk(most, dim=1, sorted=True).values.gather(1, k_R1 - 1)
+        level_R1 = sim_RC.topk(most, dim=1).values.gather(1, k_R1 - 1)
         return level_R1 - 8 * torch.finfo(sim_RC.dtype).eps
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guide:
         """The features are shared, as they are only read."""
-        twin = Guide(None, self.alpha, self.margin, self.temperature)
+        twin = Guide(None, alpha=self.alpha, margin=self.margin, temperature=self.temperature, relative=self.relative)
         twin.features, twin.norms, twin.source = self.features, self.norms, self.source
+        twin.positives, twin.positive_norms = self.positives, self.positive_norms
         twin.train(self.training)
         twin.set_progress(self.epoch, self.num_epochs)
         return twin
@@ -189,6 +200,9 @@ class Guide(Detector, Guided):
     def __repr__(self) -> str:
         given = {"alpha": self.alpha, "margin": self.margin, "temperature": self.temperature}
         shown = [f"{name}={value}" for name, value in given.items() if value is not None]
+        shown += ["relative=True"] if self.relative else []
+        if self.positives is not None:
+            shown.insert(0, f"positives=<{len(self.positives):,} features>")
         return f"Guide({', '.join([f'<{len(self.features):,} features>', *shown] if self.features is not None else shown)})"
 
 
@@ -196,8 +210,18 @@ _CHUNK_ELEMENTS = 1 << 24
 """Features that are looked at together when they are opened."""
 
 
-def _name(features: object) -> str:
-    return f"`{features}`" if isinstance(features, str | Path) else "`features`"
+def _name(features: object, name: str = "features") -> str:
+    return f"`{features}`" if isinstance(features, str | Path) else f"`{name}`"
+
+
+def _unit_rows(rows: Tensor | None, norms: Tensor | None, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    assert rows is not None
+    assert norms is not None
+    return rows[ids].to(dtype).div_(norms[ids].to(dtype).unsqueeze(1))
+
+
+def _fit(features_NF: Tensor, positives_MF: Tensor) -> bool:
+    return features_NF.shape[1] == positives_MF.shape[1] and len(positives_MF) >= len(features_NF)
 
 
 def _norms(features_NF: Tensor, name: str) -> Tensor:
@@ -217,8 +241,8 @@ def _norms(features_NF: Tensor, name: str) -> Tensor:
     return norms_N
 
 
-def _checked(features: str | Path | Tensor | Array, num_samples: int | None) -> Tensor:
-    name = _name(features)
+def _checked(features: str | Path | Tensor | Array, num_samples: int | None, what: str = "features") -> Tensor:
+    name = _name(features, what)
     features_NF = read_features(features) if isinstance(features, str | Path) else _tensor(features)
     if features_NF.ndim != 2 or not features_NF.is_floating_point() or not features_NF.numel():
         raise ValueError(

@@ -6,25 +6,22 @@ Dimension key: R rows of a block, C candidates, H levels, N data set, B samples 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kinfolk import distributed
-from kinfolk.clustering.dbscan import Radii, dbscan, require_finite
+from kinfolk.clustering.dbscan import Radii, count_levels, dbscan, require_finite
 from kinfolk.clustering.hierarchy import Hierarchy as Levels
 from kinfolk.clustering.hierarchy import level_figures
-from kinfolk.clustering.hierarchy_update import Rule
-from kinfolk.detectors.base import Detector, Found, Refreshed
-from kinfolk.detectors.shared_labels import same_label
-from kinfolk.kinship import Roles
+from kinfolk.detectors.base import Detector, register
+from kinfolk.kinship import Kin, same_key
 from kinfolk.pairs import Block
 
 
-class Hierarchy(Detector, Refreshed):
+@register("hierarchy", "Tang et al., ECCV 2022", "one DBSCAN of all samples")
+class Hierarchy(Detector):
     """Kin are the candidates in the anchor's cluster at a level of a hierarchy that every step refines.
 
     The degree of kinship is the share of all H levels, including level 1, at which the two share a cluster (P_c of equation 9). With
@@ -32,14 +29,15 @@ class Hierarchy(Detector, Refreshed):
 
     Args:
         num_samples: N.
-        levels: H; at level 1 every sample is its own cluster.
+        levels: H; at level 1 every sample is its own cluster. None: one more than there are `radii`, or 3.
         level: the level, counted from 1, at which a shared cluster means kin; None: the highest. At level 1 nothing is flagged.
         warmup_epochs: epochs before DBSCAN on the embeddings of all samples sets the levels; from then on every step refines them.
-        radii: of DBSCAN for the levels 2 … H, growing; None: fitted to the first embeddings, see `fitting_radii`.
+        radii: of DBSCAN for the levels 2 … H, growing, or for H … 2 as the paper prints them; None: fitted to the first
+            embeddings, see `fitting_radii`.
         min_samples: of DBSCAN.
         merge_similarity: σ_m, a number or one for each level from 2; None: the larger of 1 − ¾ r² and 0.95 (1 − r² / 2), r the radius.
             In every epoch, fitted radii are set to those at which as many samples are cores as at the start.
-        parts, rule, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
+        parts, max_units, feature_momentum: of the refinement; see `kinfolk.clustering.Hierarchy`.
 
     State: the hierarchy, its radii if they are fitted, and whether it has started.
 
@@ -50,27 +48,26 @@ class Hierarchy(Detector, Refreshed):
         [4, 2]
     """
 
-    paper: ClassVar[str] = "Tang et al., ECCV 2022"
-    needs: ClassVar[str] = "one DBSCAN of all samples"
     num_samples: int
     on_host = ("started",)
     started: Tensor
 
     def __init__(
         self,
+        *,
         num_samples: int,
-        levels: int = 3,
+        levels: int | None = None,
         level: int | None = None,
         warmup_epochs: int = 10,
         radii: Sequence[float] | None = None,
         min_samples: int = 4,
         merge_similarity: float | Sequence[float] | None = None,
         parts: int = 3,
-        rule: Rule = "centres",
         max_units: int = 32,
         feature_momentum: float = 0.5,
     ) -> None:
         super().__init__()
+        levels = count_levels(radii) if levels is None else levels
         if levels < 1:
             raise ValueError(f"`levels` (={levels}) must be at least 1")
         if level is not None and not 1 <= level <= levels:
@@ -81,35 +78,36 @@ class Hierarchy(Detector, Refreshed):
             raise ValueError(f"`min_samples` (={min_samples}) must be at most the number of samples (={num_samples})")
         self.num_samples = num_samples
         self.radii, self.merge_similarity = Radii(levels, radii, min_samples), merge_similarity
-        similarity = _similarity(radii or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
+        similarity = _similarity(self.radii.given or (0.5,) * (levels - 1)) if merge_similarity is None else merge_similarity
         self.level, self.warmup_epochs, self.min_samples = level or levels, warmup_epochs, min_samples
         self.clusters = Levels(
             num_samples,
             levels,
             merge_similarity=similarity,
             parts=parts,
-            rule=rule,
             max_units=max_units,
             feature_momentum=feature_momentum,
         )
         self.register_buffer("started", torch.tensor(False))
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        if not self.started or self.level == 1:
-            return Found((Roles(),))
-        keys = same_label(self.clusters.labels_of, self.clusters.num_samples, block)
-        return Found((Roles(kin=replace(keys, level=self.level - 1, graded=True)),))
+    def find(self, block: Block) -> Kin:
+        keys = self.clusters.labels_of(block.row_ids), self.clusters.labels_of(block.candidate_ids)
+        same = [same_key(key_R, key_C) for key_R, key_C in zip(*keys, strict=True)]
+        agree_RC = torch.zeros_like(block.sim_RC)
+        for each in same:
+            agree_RC = agree_RC + each
+        return Kin(agree_RC / len(same) * same[self.level - 1])
 
     @property
     def collects(self) -> bool:  # type: ignore[override]
         """True once it has started. The start itself uses the features of all samples."""
         return bool(self.started)
 
-    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+    def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         """Refines the clusters of this step's samples, each with the mean of its views."""
         self._follow_radii()
-        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, sound)
+        self.clusters.update(ids.repeat_interleave(len(anchors) // max(len(ids), 1)), anchors, is_finite)
 
     def due(self, epoch: int) -> bool:
         return epoch == self.warmup_epochs
@@ -118,7 +116,7 @@ class Hierarchy(Detector, Refreshed):
         super().set_progress(epoch, num_epochs)
         self.follow(epoch)
 
-    def silent_reason(self) -> str | None:
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
         if self.level == 1:
             return "at `level` (=1) of the hierarchy every sample is its own cluster; choose a level from 2"
         if self.warmup_epochs >= self.num_epochs:
@@ -167,7 +165,7 @@ class Hierarchy(Detector, Refreshed):
     def __repr__(self) -> str:
         of = self.clusters
         start = f"level={self.level}, warmup_epochs={self.warmup_epochs}, radii={self.radii.given}, min_samples={self.min_samples}"
-        how = f"merge_similarity={self.merge_similarity}, parts={of.parts}, rule={of.rule!r}, max_units={of.max_units}"
+        how = f"merge_similarity={self.merge_similarity}, parts={of.parts}, max_units={of.max_units}"
         return f"Hierarchy(num_samples={of.num_samples}, levels={of.levels}, {start}, {how}, feature_momentum={of.feature_momentum})"
 
 

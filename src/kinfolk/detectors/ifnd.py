@@ -5,7 +5,8 @@ Dimension key: N data set, D features, L levels, K clusters, R rows of a block, 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+import math
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +22,16 @@ from kinfolk.clustering.confidence import (
     sample_confidence,
 )
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, Refreshed, Space
-from kinfolk.detectors.shared_labels import same_cluster
-from kinfolk.kinship import Confidence as KeyConfidence
-from kinfolk.kinship import Keys, Roles
+from kinfolk.detectors.base import Answer, Detector, Space, register
+from kinfolk.kinship import Kin, same_key
 from kinfolk.pairs import Block
 from kinfolk.stores.per_sample import Collected, size_differs
 
 Source = Literal["pass", "bank"]
-USUAL_TEMPERATURE = 0.2
-"""t of the confidence for a detector without an objective: that of MoCo v2."""
 
 
-class IFND(Detector, Refreshed):
+@register("ifnd", "Chen et al., ICLR 2022", "clusters, refreshed each epoch")
+class IFND(Detector):
     """Kin are the candidates of the anchor's k-means cluster, if both labels are accepted. The accepted share grows during training.
 
     At each refresh the features of all samples are clustered, once for each k. The confidence of a label is (equation 2)
@@ -51,8 +49,9 @@ class IFND(Detector, Refreshed):
 
     Args:
         num_samples: N; ids are in [0, N).
-        num_clusters: k of each level, below N; a number: of the only level. None: N/500, three and ten times that, which are the paper's
-            for CIFAR-100.
+        num_clusters: k of each level, below N; a number: of the only level. None: 1, 3 and 10 times `num_classes`, as in the paper.
+        num_classes: number of classes. A training sets it if the data have labels. None: estimated as √(N / 5), at least 20; see
+            `usual_clusters`.
         schedule, final_rate: how the accepted share grows, and its final value.
         confidence: "sample" (equation 2), or "cluster": the concentration of the sample's cluster, as in PCL.
         every: epochs between two refreshes; well below the number of epochs.
@@ -80,14 +79,14 @@ class IFND(Detector, Refreshed):
         [True, True, False, False]
     """
 
-    paper: ClassVar[str] = "Chen et al., ICLR 2022"
-    needs: ClassVar[str] = "clusters, refreshed each epoch"
     num_samples: int
 
     def __init__(
         self,
+        *,
         num_samples: int,
         num_clusters: int | tuple[int, ...] | None = None,
+        num_classes: int | None = None,
         schedule: Schedule = "linear",
         final_rate: float = 1.0,
         confidence: Confidence = "sample",
@@ -117,7 +116,7 @@ class IFND(Detector, Refreshed):
             raise ValueError("`space` (='features') must be 'projected' with `source` (='bank'), which collects projected embeddings")
         self.schedule, self.final_rate, self.measure, self.every, self.space = schedule, final_rate, confidence, every, space
         self.source, self.temperature, self.step_at, self.seed, self.warm_start = source, temperature, step_at, seed, warm_start
-        chosen = usual_clusters(num_samples) if num_clusters is None else num_clusters
+        chosen = usual_clusters(num_samples, num_classes) if num_clusters is None else num_clusters
         self.clusters = PseudoLabels(
             num_samples,
             None,
@@ -129,7 +128,6 @@ class IFND(Detector, Refreshed):
             warm_iterations=warm_iterations,
             points_per_cluster=points_per_cluster,
         )
-        self.loss_temperature = USUAL_TEMPERATURE
         self.num_samples, self.num_clusters = num_samples, self.clusters.num_clusters
         self.collects = source == "bank"
         self.collected = Collected(num_samples) if self.collects else None
@@ -145,6 +143,12 @@ class IFND(Detector, Refreshed):
         assert self.clusters.confidence is not None
         return self.clusters.confidence
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`accepted`: the share of the samples whose label is accepted, mean over the levels."""
+        assert self.clusters.accepted is not None
+        return {"accepted": self.clusters.accepted.double().mean().item()}
+
     def rate(self, progress: float) -> float:
         """The share of labels that is accepted at this point of the training."""
         return rate_at(self.schedule, self.final_rate, progress, self.step_at, last_clustering(self.every, self.num_epochs))
@@ -156,7 +160,7 @@ class IFND(Detector, Refreshed):
     def refreshed_at_end(self) -> bool:  # type: ignore[override]
         return self.rate(1.0) > 0
 
-    def silent_reason(self) -> str | None:
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
         if round(self.final_rate * self.num_samples) < 2:
             return f"`final_rate` (={self.final_rate}) accepts fewer than two of {self.num_samples} labels; choose a higher rate"
         if any(self.due(epoch) and (epoch > 0 or not self.collects) for epoch in range(self.num_epochs)):
@@ -164,20 +168,24 @@ class IFND(Detector, Refreshed):
         return f"no clustering is due in {self.num_epochs} epochs; choose a smaller `every` (={self.every}) or an earlier `schedule`"
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        keys = same_cluster(self.clusters, block)
-        if keys is None:
-            return Found((Roles(),))
-        return Found(tuple(Roles(kin=self._level(keys, block, level)) for level in range(len(self.num_clusters))))
-
-    def _level(self, keys: Keys, block: Block, level: int) -> Keys:
+    def find(self, block: Block) -> Answer:
+        if not self.clusters.some:
+            return Kin()
+        keys_LR, keys_LC = self.clusters.of(block.row_ids), self.clusters.of(block.candidate_ids)
+        same = [same_key(key_R, key_C) for key_R, key_C in zip(keys_LR, keys_LC, strict=True)]
+        if not block.degrees:
+            return tuple(Kin(same_RC) for same_RC in same)
+        degree_RC = torch.zeros_like(block.sim_RC)
         assert self.clusters.highest is not None
-        sure = KeyConfidence(self.confidence[level], self.clusters.highest[level], block.row_ids, block.candidate_ids)
-        return Keys(keys.key_LR[level : level + 1], keys.key_LC[level : level + 1], confidence=(sure,))
+        for same_RC, confidence_N, highest in zip(same, self.confidence, self.clusters.highest, strict=True):
+            sure_N = (confidence_N / highest).clamp(0, 1).to(degree_RC.dtype)
+            sure_RC = torch.minimum(sure_N[block.row_ids].unsqueeze(1), sure_N[block.candidate_ids])
+            degree_RC = degree_RC + same_RC * sure_RC
+        return Kin(degree_RC / len(same))
 
-    def collect(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+    def collect(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         assert self.collected is not None
-        self.collected.write(ids, anchors, sound)
+        self.collected.write(ids, anchors, is_finite)
 
     @torch.no_grad()
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -227,12 +235,15 @@ class IFND(Detector, Refreshed):
         )
 
 
-def usual_clusters(num_samples: int) -> tuple[int, ...]:
-    """N/500 and three and ten times that, at least 2, below N, each once.
+def usual_clusters(num_samples: int, num_classes: int | None = None) -> tuple[int, ...]:
+    """1, 3 and 10 times the number of classes, at most N/2, each once.
+
+    Without `num_classes` it is estimated as √(N / 5), at least 20: of N samples from C classes, rather too many clusters than too few. Too
+    many lower the recall, too few join classes, and most flagged pairs are then wrong.
 
     Example:
-        >>> usual_clusters(50_000), usual_clusters(8_000)
-        ((100, 300, 1000), (16, 48, 160))
+        >>> usual_clusters(50_000, 10), usual_clusters(50_000), usual_clusters(1_536)
+        ((10, 30, 100), (100, 300, 1000), (20, 60, 200))
     """
-    coarsest = max(2.0, num_samples / 500)
-    return tuple(sorted({min(round(coarsest * times), num_samples - 1) for times in (1, 3, 10)}))
+    coarsest = max(20.0, math.sqrt(num_samples / 5)) if num_classes is None else max(2, num_classes)
+    return tuple(sorted({min(round(coarsest * times), max(1, num_samples // 2)) for times in (1, 3, 10)}))

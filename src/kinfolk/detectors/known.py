@@ -10,19 +10,19 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, shown
 from kinfolk.files import first_line
-from kinfolk.kinship import Places, Roles
+from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import check_ids
 
 
+@register("known", "pairs found beforehand, as by `kinfolk audit`", "pairs (--known-kin FILE)")
 class Known(Detector):
     """Kin are the listed pairs, whatever the embedding says now.
 
@@ -40,19 +40,18 @@ class Known(Detector):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Known(3, torch.tensor([[0, 2]])))
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Known(torch.tensor([[0, 2]]), num_samples=3))
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
     """
 
-    paper: ClassVar[str] = "pairs found beforehand, as by `kinfolk audit`"
-    needs: ClassVar[str] = "pairs (--known-kin FILE)"
     num_samples: int
 
     def __init__(
         self,
-        num_samples: int,
         pairs: str | Path | Tensor,
+        *,
+        num_samples: int,
         symmetric: bool = True,
         keys: Sequence[str] | None = None,
         similarities: Tensor | None = None,
@@ -78,23 +77,41 @@ class Known(Detector):
         self.register_buffer("kin_P", kin_P, persistent=False)
         self.register_buffer("degree_P", degree_P, persistent=False)
 
-    def find(self, block: Block) -> Found:
-        """Hands over each row's list, as wide as the longest of all."""
-        check_ids(block.ids, self.num_samples, "the number of samples")
-        ids_R = block.row_ids
+    @torch.no_grad()
+    def find(self, block: Block) -> Kin:
+        """Each row lists its kin; the list is as wide as the longest of all rows."""
         if not self.longest:
-            return Found((Roles(),))
+            return Kin()
+        ids_R = block.row_ids
         first_R1, end_R1 = self.start_N[ids_R].unsqueeze(1), self.start_N[ids_R + 1].unsqueeze(1)
         place_RK = first_R1 + torch.arange(self.longest, device=ids_R.device)
         last_RK = place_RK.clamp(max=len(self.kin_P) - 1)
         listed_RK = torch.where(place_RK < end_R1, self.kin_P[last_RK], -1)
-        return Found((Roles(kin=Places(listed_RK, block.candidate_ids, self.degree_P, last_RK)),))
+        degree_RK = torch.ones_like(listed_RK, dtype=block.sim_RC.dtype)
+        if block.degrees and self.degree_P is not None:
+            degree_RK = self.degree_P[last_RK].to(block.sim_RC.dtype)
+        listed_RC = listed(listed_RK, block.candidate_ids, degree_RK)
+        return Kin(listed_RC if block.degrees and self.degree_P is not None else listed_RC > 0)
 
-    def silent_reason(self) -> str | None:
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
         return None if len(self.kin_P) else "`pairs` lists no pair of two different samples; give the pairs of these samples"
 
     def __repr__(self) -> str:
-        return f"Known({self.num_samples}, pairs=<{len(self.kin_P)} pairs>, symmetric={self.symmetric})"
+        return f"Known(<{len(self.kin_P)} pairs>, num_samples={self.num_samples}, symmetric={self.symmetric})"
+
+
+def listed(ids_RK: Tensor, ids_C: Tensor, value_RK: Tensor) -> Tensor:
+    """(R, C) the value of each candidate whose id the row lists, 0 elsewhere. An id below 0 is none.
+
+    The places of the matches would be as many as only the device knows. Instead, ids are ranked
+    among the candidates', values are written to the ranks, and each candidate reads its rank."""
+    sorted_C, order_C = ids_C.sort()
+    rank_C = torch.empty_like(order_C).scatter_(0, order_C, torch.searchsorted(sorted_C, sorted_C))
+    rank_RK = torch.searchsorted(sorted_C, ids_RK).clamp(max=len(sorted_C) - 1)
+    there_RK = (sorted_C[rank_RK] == ids_RK) & (ids_RK >= 0)
+    marked_RC = value_RK.new_zeros(len(ids_RK), len(sorted_C) + 1)
+    marked_RC.scatter_(1, torch.where(there_RK, rank_RK, len(sorted_C)), value_RK)
+    return marked_RC[:, rank_C]
 
 
 def read_pairs(path: str | os.PathLike[str], keys: Sequence[str] | None = None, num_samples: int | None = None) -> Tensor:

@@ -5,22 +5,23 @@ Dimension key: R rows of a block, C candidates, L clusterings, N data set.
 
 from __future__ import annotations
 
-from typing import ClassVar, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, Refreshed, Space
+from kinfolk.detectors.base import Detector, Space, register
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
-from kinfolk.kinship import Interval, Roles
+from kinfolk.kinship import Kin
 from kinfolk.pairs import Block
 
 USUAL_SIZE = 43
 """Samples per cluster in the paper: 30,000 clusters of ImageNet's 1.28 million images."""
 
 
-class Neighbours(Detector, Refreshed):
+@register("neighbours", "Zhuang et al., ICCV 2019", "clusters, refreshed each epoch")
+class Neighbours(Detector):
     """Kin are the samples that share the anchor's cluster in any of several clusterings (C_i), among those that are nearest to it (B_i).
 
         C_i = ∪_l { j : cluster_l(j) = cluster_l(i) },      B_i = the `num_background` candidates most similar to the anchor
@@ -42,12 +43,11 @@ class Neighbours(Detector, Refreshed):
     State: the labels and centroids of all clusterings.
     """
 
-    paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
-    needs: ClassVar[str] = "clusters, refreshed each epoch"
     num_samples: int
 
     def __init__(
         self,
+        *,
         num_samples: int,
         num_clusters: int | None = None,
         num_clusterings: int = 10,
@@ -81,8 +81,8 @@ class Neighbours(Detector, Refreshed):
         )
 
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        return Found((Roles(kin=same_cluster(self.clusters, block), drop=distant(block.sim_RC, self.num_background)),))
+    def find(self, block: Block) -> Kin:
+        return Kin(same_cluster(self.clusters, block), ignore=distant(block.sim_RC, self.num_background))
 
     def due(self, epoch: int) -> bool:
         return epoch % self.every == 0
@@ -103,9 +103,8 @@ class Neighbours(Detector, Refreshed):
         return f"Neighbours({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-def distant(sim_RC: Tensor, num_background: int | None) -> Interval | None:
-    """The candidates to which `num_background` of the row are more similar. None: there are none."""
-    num_candidates = sim_RC.shape[1]
-    if num_background is None or num_background >= num_candidates:
+def distant(sim_RC: Tensor, num_background: int | None) -> Tensor | None:
+    """(R, C) bool: candidates to which `num_background` of the row are closer. None: there are none."""
+    if num_background is None or num_background >= sim_RC.shape[1]:
         return None
-    return Interval(upper_R=sim_RC.kthvalue(num_candidates - num_background + 1, dim=1).values)
+    return sim_RC < sim_RC.topk(num_background, dim=1).values[:, -1:]

@@ -6,18 +6,17 @@ Dimension key: R rows of a block, C candidates, N data set.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfolk.detectors.base import Detector, Found
-from kinfolk.detectors.shared_labels import same_label
+from kinfolk.detectors.base import Detector, register
 from kinfolk.errors import UsageError
-from kinfolk.kinship import Roles
+from kinfolk.kinship import Kin, same_key
 from kinfolk.pairs import Block
 
 
+@register("oracle", "true labels; attracted: Khosla et al., NeurIPS 2020", "labels")
 class Oracle(Detector):
     """Kin are the candidates with the anchor's label.
 
@@ -29,16 +28,14 @@ class Oracle(Detector):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Oracle(torch.tensor([0, 1, 0])), action="attract")
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Oracle(torch.tensor([0, 1, 0])), action="attract")
         >>> loss_fn(torch.eye(3), torch.eye(3), torch.arange(3)).isfinite().item()
         True
     """
 
-    paper: ClassVar[str] = "true labels; attracted: Khosla et al., NeurIPS 2020"
-    needs: ClassVar[str] = "labels"
     num_samples: int
 
-    def __init__(self, labels: Tensor | None = None, labels_file: str | Path | None = None) -> None:
+    def __init__(self, labels: Tensor | None = None, *, labels_file: str | Path | None = None) -> None:
         super().__init__()
         if labels_file is not None:
             labels = _read_labels(Path(labels_file), None if labels is None else len(labels))
@@ -50,14 +47,10 @@ class Oracle(Detector):
         self.labels: Tensor
         self.register_buffer("labels", labels.to(torch.int64), persistent=False)
 
-    def find(self, block: Block) -> Found:
-        return Found((Roles(kin=same_label(self.labels_of, len(self.labels), block, why="there are that many `labels`")),))
+    def find(self, block: Block) -> Kin:
+        return Kin(same_key(self.labels[block.row_ids], self.labels[block.candidate_ids]))
 
-    def labels_of(self, ids: Tensor) -> Tensor:
-        """(1, …) the labels of some samples."""
-        return self.labels[ids].unsqueeze(0)
-
-    def silent_reason(self) -> str | None:
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
         shared = bool((torch.bincount(self.labels[self.labels >= 0]) > 1).any())
         return None if shared else "no two samples have the same known label; use data with labels of classes"
 

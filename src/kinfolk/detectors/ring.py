@@ -17,29 +17,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.detectors.base import Detector, Found, Refreshed, TakesMetrics
+from kinfolk.detectors.base import Detector, register
 from kinfolk.detectors.ring_learned import Boundaries
-from kinfolk.detectors.selection import Cut, cut
 from kinfolk.detectors.shared_labels import cluster_again, same_cluster
-from kinfolk.kinship import Form, Interval, Mask, Roles, others
+from kinfolk.kinship import Kin, above
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import Exact
+from kinfolk.stores.per_sample import Exact, sent
 
 Bounds = Literal["exact", "learned"]
 
 
-class Ring(Detector, Refreshed, TakesMetrics):
+@register(
+    "ring",
+    "Wu et al., ICLR 2021",
+    "lower, upper",
+    variants={"learned": {"boundaries": "learned"}},
+)
+class Ring(Detector):
     """Negatives are the candidates that are neither too far from the anchor nor too close to it.
 
     The anchor's n negatives stand from far to close; those at ⌊lower·n⌋ ≤ i < ⌊upper·n⌋ are its negatives. Those from ⌊upper·n⌋ on, too
-    close, are kin; those before ⌊lower·n⌋ are left out whatever the action. `Ring(0, 1)` is the loss without a detector, bit for bit.
-    An anchor keeps at least one negative: the closest of those not kin, or the farthest kin where the ring is empty.
+    close, are kin; those before ⌊lower·n⌋ are left out whatever the action. Equal similarities at a bound are treated alike: all of them
+    are kin, or all in the ring. `Ring(lower=0, upper=1)` is the loss without a detector, bit for bit. An anchor keeps at least
+    one negative: the closest of those not kin, or the farthest kin where the ring is empty.
 
     Args:
         lower, upper: ω_ℓ < ω_u, shares in [0, 1].
@@ -49,12 +55,12 @@ class Ring(Detector, Refreshed, TakesMetrics):
         anneal: how the bounds move from `start_lower` and `start_upper` to `lower` and `upper`: "none", "linear", "step", "knn" or "loss";
             see `Anneal`. "linear" moves at every step.
         start_lower: where `lower` begins.
-        start_upper: where `upper` begins; None: it does not move. `Ring(0.9, 0.99, anneal="linear", start_upper=0.9)` excludes the closest
-            tenth of the candidates above `lower` at all times, as the authors' configurations do.
+        start_upper: where `upper` begins; None: it does not move. `Ring(lower=0.9, upper=0.99, anneal="linear", start_upper=0.9)`
+            excludes the closest tenth of the candidates above `lower` at all times, as the authors' configurations do.
         anneal_epochs: over how many epochs; None: a third of the training.
         anneal_jumps: of "step".
-        boundaries: "exact": order statistics of each row. "learned": two thresholds per sample, learned from at most 4,096 candidates
-            a visit; see `ring_learned.py`. Ids are then needed.
+        boundaries: "exact": order statistics of each row. "learned": two thresholds per sample; see `ring_learned.py`. Ids are
+            then needed.
         num_clusters: Ring + C_i: kin are the members of the anchor's k-means cluster (a tuple: of any of several clusterings), wherever
             they lie; what is too close is left out. Meant to be attracted. None: no clusters.
         every: epochs between two clusterings.
@@ -67,16 +73,14 @@ class Ring(Detector, Refreshed, TakesMetrics):
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.NTXent(temperature=0.1, detector=kf.Ring(lower=0.5, upper=0.9))
+        >>> loss_fn = kf.NTXentLoss(temperature=0.1, detector=kf.Ring(lower=0.5, upper=0.9))
         >>> loss_fn(torch.eye(8), torch.eye(8)).isfinite().item()
         True
     """
 
-    paper: ClassVar[str] = "Wu et al., ICLR 2021"
-    needs: ClassVar[str] = "lower, upper"
-
     def __init__(
         self,
+        *,
         lower: float,
         upper: float,
         num_samples: int | None = None,
@@ -116,10 +120,10 @@ class Ring(Detector, Refreshed, TakesMetrics):
         self.clusters = None if num_clusters is None else PseudoLabels(num_samples or 0, None, num_clusters, seed=seed)
 
     @classmethod
-    def usual(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+    def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         return {"lower": 0.9, "upper": 0.99, "anneal": "linear"}
 
-    def silent_reason(self) -> str | None:
+    def silent_reason(self, first_epoch: int = 0) -> str | None:
         whole = self.anneal.final == 0 and self.upper == 1 and self.draw is None and self.clusters is None
         return "the ring from `lower` (=0) to `upper` (=1) holds all negatives; choose a smaller ring" if whole else None
 
@@ -142,36 +146,38 @@ class Ring(Detector, Refreshed, TakesMetrics):
         moving = {} if self.anneal.policy == "none" else {"ring_lower": self.lower}
         return moving if self.start_upper is None else {**moving, "ring_upper": self.upper}
 
+    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> Tensor:
+        """(2,) the present shares, as a tensor: they change with every step."""
+        return self._shares(ids_C.device)
+
+    def _shares(self, device: torch.device) -> Tensor:
+        return sent(torch.tensor([self.lower, self.upper], dtype=torch.float64), device)
+
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        lower, upper, update = self.lower, self.upper, dict[str, Tensor]()
+    def find(self, block: Block) -> Kin:
+        update: Mapping[str, Tensor] = {}
+        lower, upper = self._shares(block.sim_RC.device) if block.prepared is None else block.prepared.unbind(0)
         if self.boundaries is None:
-            shape = exact(block, lower, upper)
+            close_RC, far_RC = exact(block, lower, upper)
         else:
             if self.training:
-                update, lower_b, upper_b = self.boundaries.learned(block, lower, upper)
+                update, lower_b, upper_b = self.boundaries.learn(block, lower, upper)
             else:
-                lower_b, upper_b = (self.boundaries.read(block)[f"{name}_level"] for name in ("lower", "upper"))
-            shape = bounded(block, lower_b, upper_b, lower, upper)
-        return Found((self._roles(block, shape),), update)
-
-    def _roles(self, block: Block, shape: Shape) -> Roles:
-        close, far = shape
-        draw = self.draw if self.training else None
-        if draw is None and self.clusters is None:
-            return Roles(kin=close, drop=far)
-        kept_RC = inside(block, shape) if draw is None else drawn(inside(block, shape), draw)
+                state = self.boundaries.store.read(block.ids)
+                lower_b, upper_b = state["lower_level"], state["upper_level"]
+            close_RC, far_RC = between(block, lower_b, upper_b)
+        if self.draw is not None and self.training:
+            ring_RC = (block.sim_RC > -2) & ~far_RC & (close_RC == 0)
+            far_RC = far_RC | (ring_RC & ~draw(ring_RC, self.draw))
         if self.clusters is None:
-            close_RC = torch.zeros_like(kept_RC) if close is None else close.mask(block.sim_RC) > 0
-            return Roles(kin=close, drop=Mask(~(kept_RC | close_RC)))
-        kin = same_cluster(self.clusters, block)
-        kin_RC = torch.zeros_like(kept_RC) if kin is None else kin.mask(block.sim_RC) > 0
-        bare_R1 = ~kept_RC.any(1, keepdim=True)  # an empty ring: nothing is left out
-        return Roles(kin=kin, drop=Mask(~(kept_RC | kin_RC | bare_R1)))
+            return Kin(close_RC, far_RC, update)
+        same_RC, outside_RC = same_cluster(self.clusters, block), far_RC | (close_RC > 0)
+        bare_R1 = ~((block.sim_RC > -2) & ~outside_RC).any(1, keepdim=True)  # an empty ring drops nothing
+        return Kin(same_RC, outside_RC & (same_RC == 0) & ~bare_R1, update)
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+    def observe(self, ids: Tensor, update: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
         if self.boundaries is not None:
-            self.boundaries.observe(ids, update, sound)
+            self.boundaries.observe(ids, update, is_finite)
 
     def on_metric(self, name: str, value: float) -> None:
         self.anneal.on_metric(value)
@@ -205,90 +211,41 @@ class Ring(Detector, Refreshed, TakesMetrics):
         return f"Ring({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-Shape = tuple[Form | None, Form | None]
-"""What is too close, and what is too far; None: nothing can be."""
+def exact(block: Block, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, C), (R, C) bool: too close, and too far. Of n negatives, sorted by similarity, those from
+    ⌊upper·n⌋ on are too close and those before ⌊lower·n⌋ too far. Equal similarities are alike."""
+    n_R, last = block.num_negatives_R, block.sim_RC.shape[1] - 1
+    own_R, order_RC = last + 1 - n_R, block.sim_RC.sort(1).values
+    first_R, close_R = torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0)), index(upper, n_R)
+    far_R, level_R = (order_RC.gather(1, (own_R + place_R).clamp(max=last).unsqueeze(1)) for place_R in (first_R, close_R))
+    return (block.sim_RC >= level_R) & (close_R < n_R).unsqueeze(1), block.sim_RC < far_R
 
 
-def exact(block: Block, lower: float, upper: float) -> Shape:
-    """⌊lower·n⌋ of each row's n negatives too far, those from ⌊upper·n⌋ on too close. Among equals, the first columns count as farther."""
-    n_R, num_candidates = block.num_negatives_R, block.sim_RC.shape[1]
-    own_R = num_candidates - n_R
-    first_R = own_R + torch.minimum(index(lower, n_R), (n_R - 1).clamp(min=0))
-    last_R = own_R + index(upper, n_R)
-    if block.sim_RC.device.type == "cpu":
-        return _by_cuts(block, first_R, last_R, lower > 0, upper < 1)
-    order_RC = block.sim_RC.sort(dim=1, stable=True).indices
-    place_C = torch.arange(num_candidates, device=order_RC.device).expand_as(order_RC)
-    rank_RC = torch.empty_like(order_RC).scatter_(1, order_RC, place_C)
-    close = Mask(rank_RC >= last_R.unsqueeze(1)) if upper < 1 else None
-    return close, Mask(rank_RC < first_R.unsqueeze(1)) if lower > 0 else None
+def between(block: Block, lower_b: Tensor, upper_b: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, C) too close: above `upper_b`; (R, C) bool too far: below `lower_b`, but never all."""
+    lower_R = block.per_row(torch.minimum(lower_b, upper_b)).to(block.sim_RC.dtype)
+    return above(block, upper_b), block.sim_RC < torch.minimum(lower_R, block.sim_RC.amax(1)).unsqueeze(1)
 
 
-def bounded(block: Block, lower_b: Tensor, upper_b: Tensor, lower: float, upper: float) -> Shape:
-    """Below one threshold too far, above the other too close; a share of 0 or 1 has no threshold."""
-    upper_R = block.per_row(upper_b.to(block.sim_RC.dtype))
-    lower_R = torch.minimum(block.per_row(lower_b.to(block.sim_RC.dtype)), upper_R)
-    return Interval(upper_R) if upper < 1 else None, Interval(upper_R=lower_R) if lower > 0 else None
-
-
-def inside(block: Block, shape: Shape) -> Tensor:
-    """(R, C) True in the ring; of an interval that lies above all, the most similar."""
-    close, far = shape
-    if isinstance(far, Interval) and far.upper_R is not None:
-        far = Interval(upper_R=torch.minimum(far.upper_R, block.sim_RC.amax(1)))
-    inside_RC = others(block.sim_RC)
-    for form in (close, far):
-        inside_RC = inside_RC if form is None else inside_RC * (1 - form.mask(block.sim_RC))
-    return inside_RC > 0
-
-
-def index(share: float, n_R: Tensor) -> Tensor:
-    """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100 is 28.999999999999996 in floating point, but counts as 29.
-
-    A product that falls short of a whole number by less than 10⁻¹² of itself is that number.
+def index(share: Tensor, n_R: Tensor) -> Tensor:
+    """(R,) ⌊share·n⌋ of the share as it was written: 0.29 · 100 is 28.999999999999996 in floating
+    point, but counts as 29.
 
     Example:
-        >>> index(0.29, torch.tensor([100, 99]))
+        >>> index(torch.tensor(0.29, dtype=torch.float64), torch.tensor([100, 99]))
         tensor([29, 28])
     """
     return torch.minimum((n_R.double() * share * (1 + 1e-12)).floor().long(), n_R)
 
 
-def drawn(ring_RC: Tensor, number: int) -> Tensor:
-    """(R, C) True at `number` places of each row, drawn from its True ones without replacement; at all of them where there are no more."""
+def draw(ring_RC: Tensor, number: int) -> Tensor:
+    """(R, C) bool: `number` of each row's True places, at random without replacement; all if there
+    are no more."""
     if number >= ring_RC.shape[1]:
         return ring_RC
     key_RC = torch.rand(ring_RC.shape, device=ring_RC.device).masked_fill_(~ring_RC, 2.0)
     drawn_RK = key_RC.topk(number, dim=1, largest=False).indices
     return torch.zeros_like(ring_RC).scatter_(1, drawn_RK, True) & ring_RC
-
-
-def _by_cuts(block: Block, first_R: Tensor, last_R: Tensor, far: bool, close: bool) -> Shape:
-    """The same by order statistics alone, without a sort, which takes seven times as long over a queue: for a CPU."""
-    sim_RC, last = block.sim_RC, block.sim_RC.shape[1]
-    wanted = [place_R.clamp(max=last - 1) for place_R, needed in ((first_R, far), (last_R, close)) if needed]
-    found, forms = list(cut(sim_RC, *wanted)), list[Form | None]()
-    for place_R, needed, above in ((last_R, close, True), (first_R, far, False)):
-        if not needed:
-            forms.append(None)
-            continue
-        at = found[-1] if above else found[0]
-        level_R = at.value_R.masked_fill(place_R == last, torch.inf)
-        equals_R = (place_R - at.below_R).where(place_R < last, 0)  # how many of those at the value count as farther
-        if bool((equals_R > 0).any()):
-            forms.append(Mask(_beyond(sim_RC, at, equals_R, above) & (place_R < last if above else place_R > -1).unsqueeze(1)))
-        else:
-            down_R = torch.full_like(level_R, -torch.inf)
-            forms.append(Interval(torch.nextafter(level_R, down_R), gradable=False) if above else Interval(upper_R=level_R))
-    return forms[0], forms[1]
-
-
-def _beyond(sim_RC: Tensor, at: Cut, number_R: Tensor, above: bool) -> Tensor:
-    """(R, C) True above the row's value, or below it, where the first `number_R` columns that hold it count as below."""
-    value_R1 = at.value_R.unsqueeze(1)
-    equal_RC = sim_RC == value_R1
-    farther_RC = (sim_RC < value_R1) | (equal_RC & (equal_RC.cumsum(1) <= number_R.unsqueeze(1)))
-    return ~farther_RC if above else farther_RC
 
 
 Policy = Literal["none", "linear", "step", "knn", "loss"]

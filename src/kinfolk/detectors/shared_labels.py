@@ -1,37 +1,28 @@
-"""Which candidates of a block have the anchor's label: one function for true labels, pseudo-labels and hierarchies.
+"""Kin by pseudo-labels: what the detectors that cluster all samples share.
 
-Dimension key: L levels of labels, N data set.
+Dimension key: R rows of a block, C candidates, L clusterings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from kinfolk.clustering.labels import PseudoLabels
-from kinfolk.kinship import Keys
+from kinfolk.kinship import same_key
 from kinfolk.pairs import Block
-from kinfolk.stores.per_sample import check_ids
 
 
-def same_label(of: Callable[[Tensor], Tensor], num_samples: int, block: Block, why: str = "`num_samples` is too small") -> Keys:
-    """The candidates that have the anchor's label at any level. A label below 0 is shared with nothing.
-
-    Args:
-        of: returns (L, …) the labels of sample ids.
-        num_samples: N.
-        why: the reason in the error for an id that is not in [0, N).
-    """
-    for ids in (block.ids, block.candidate_ids):
-        check_ids(ids, num_samples, why)
-    return Keys(of(block.row_ids), of(block.candidate_ids))
-
-
-def same_cluster(clusters: PseudoLabels, block: Block) -> Keys | None:
-    """The candidates that have the anchor's pseudo-label at any level; None as long as no sample has one."""
-    keys = same_label(clusters.of, clusters.num_samples, block)
-    return keys if clusters.some else None
+def same_cluster(clusters: PseudoLabels, block: Block) -> Tensor:
+    """(R, C) the candidates of the anchor's cluster in any of L clusterings; with `block.degrees`
+    and several clusterings, the share of these."""
+    keys_LR, keys_LC = clusters.of(block.row_ids), clusters.of(block.candidate_ids)
+    same = [same_key(key_R, key_C) for key_R, key_C in zip(keys_LR, keys_LC, strict=True)]
+    if block.degrees and len(same) > 1:
+        return sum((each.to(block.sim_RC.dtype) for each in same[1:]), same[0].to(block.sim_RC.dtype)) / len(same)
+    any_RC = same[0]
+    for each in same[1:]:
+        any_RC = any_RC | each
+    return any_RC
 
 
 def cluster_again(clusters: PseudoLabels | None, features: Tensor | None) -> None:

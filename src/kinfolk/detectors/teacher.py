@@ -8,16 +8,20 @@ Dimension key: R rows of a block, C candidates, b samples of a block, G embeddin
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from kinfolk.detectors.base import Detector, Found, Guidance, Guided
-from kinfolk.kinship import Mask, Roles
-from kinfolk.pairs import LEFT_OUT, Action, Block
+from kinfolk.detectors.base import Detector, guide_similarities, register
+from kinfolk.kinship import Kin
+from kinfolk.pairs import Block
 
 
-class Teacher(Detector, Guided):
+@register(
+    "teacher",
+    "Denize et al., WACV 2023; Zheng et al., NeurIPS 2021",
+    "a third, weak view (simclr, sogclr)",
+    action="attract",
+)
+class Teacher(Detector):
     """Every candidate is kin, to the degree to which the teacher finds it similar to the anchor's sample.
 
         degree_ij = exp(τ_ij / t_m) / Σ_{k ≠ i} exp(τ_ik / t_m),     τ: similarities of the teacher, which sees a weakly augmented view
@@ -40,11 +44,10 @@ class Teacher(Detector, Guided):
         Teacher(temperature=0.05, own_weight=0.5)
     """
 
-    paper: ClassVar[str] = "Denize et al., WACV 2023; Zheng et al., NeurIPS 2021"
-    needs: ClassVar[str] = "a third, weak view (simclr, sogclr)"
-    usual_action: ClassVar[Action] = "attract"
+    guide = "teacher"
+    soft = True
 
-    def __init__(self, temperature: float = 0.05, own_weight: float = 0.5, momentum: float | None = None) -> None:
+    def __init__(self, *, temperature: float = 0.05, own_weight: float = 0.5, momentum: float | None = None) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"`temperature` (={temperature}) must be above 0")
@@ -54,18 +57,9 @@ class Teacher(Detector, Guided):
             raise ValueError(f"`momentum` (={momentum}) must be in [0, 1): at 1 the teacher would never learn")
         self.temperature, self.own_weight, self.momentum = temperature, own_weight, momentum
 
-    @property
-    def guidance(self) -> Guidance:
-        return Guidance(reads="teacher", soft=True, own_weight=self.own_weight)
-
     @torch.no_grad()
-    def find(self, block: Block) -> Found:
-        sim_RC = block.sim_RC
-        if block.guide_bG is not None and block.guide_CG is not None:
-            sim_bC = block.guide_bG.to(sim_RC.dtype) @ block.guide_CG.to(sim_RC.dtype).T
-            sim_RC = sim_bC.repeat_interleave(block.num_views, 0).masked_fill(sim_RC < -2, LEFT_OUT)
-        degree_RC = torch.softmax(sim_RC / self.temperature, 1)
-        return Found((Roles(kin=Mask(torch.ones_like(degree_RC), degree_RC)),))
+    def find(self, block: Block) -> Kin:
+        return Kin(torch.softmax(guide_similarities(block) / self.temperature, 1))
 
     def __repr__(self) -> str:
         own = "" if self.momentum is None else f", momentum={self.momentum}"

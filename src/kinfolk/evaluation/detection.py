@@ -30,9 +30,9 @@ from torch.nn import functional
 from kinfolk.data.prepare import show_progress
 from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.errors import KinfolkError
-from kinfolk.kinship import Interval, Roles, select
-from kinfolk.pairs import LEFT_OUT, Block
-from kinfolk.stats import Labels, Stats, count
+from kinfolk.kinship import Kin, above
+from kinfolk.pairs import OUT, Block
+from kinfolk.stats import Stats, count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 _BLOCK_ELEMENTS = 1 << 23
 NAN = float("nan")
-Find = Callable[[Block], Sequence[Roles]]
-"""Returns the flagged candidates of a block, one `Roles` per level: `lambda block: detector.find(block).levels`."""
+Find = Callable[[Block], Kin | tuple[Kin, ...]]
+"""Returns the flagged candidates of a block, such as `Detector.find`."""
 
 
 @dataclass
@@ -99,6 +99,7 @@ def detection_quality(
     find: Find | None = None,
     *,
     anchors: Tensor | None = None,
+    candidates: Tensor | None = None,
     progress: bool = False,
 ) -> DetectionResult:
     """Measures how well `find`, and the exact quantile, detect false negatives among all samples.
@@ -112,6 +113,7 @@ def detection_quality(
         alpha: share of an anchor's similarities above its exact quantile, taken over all its views.
         find: a rule to compare, such as that of a detector.
         anchors: (B,) ids of the anchor samples. None means all.
+        candidates: (N, V, D) embeddings of the samples as candidates, such as their captions. None means `embeddings`.
         progress: whether to show a progress bar.
     """
     if embeddings.ndim != 3 or labels.shape != embeddings.shape[:1]:
@@ -123,13 +125,14 @@ def detection_quality(
     if len(embeddings) < 2:
         raise KinfolkError("False negatives are other samples, so at least two samples are needed.")
     unit_NVD, labels_N = functional.normalize(embeddings.float(), dim=2), labels.to(torch.int64)
+    other_NVD = unit_NVD if candidates is None else functional.normalize(candidates.float(), dim=2)
     chosen = torch.arange(len(labels_N)) if anchors is None else anchors
     exact, rule = DetectionQuality(), None if find is None else DetectionQuality()
     thresholds = []
-    for block in _blocks(unit_NVD, chosen, progress):
+    for block in _blocks(unit_NVD, other_NVD, chosen, progress):
         level_b = batch_quantile(block.per_sample, block.num_per_sample, alpha).float()
         thresholds.append(level_b)
-        _add_block(exact, block, [Roles(kin=Interval(level_b))], labels_N)
+        _add_block(exact, block, Kin(above(block, level_b)), labels_N)
         if find is not None and rule is not None:
             _add_block(rule, block, find(block), labels_N)
     return DetectionResult(rule, exact, torch.cat(thresholds))
@@ -198,37 +201,44 @@ def threshold_error(thresholds: Tensor, exact: Tensor) -> ThresholdError:
     return ThresholdError(float(error.abs().mean()), float(error.square().mean().sqrt()), float(error.mean()))
 
 
-def _blocks(unit_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Block]:
+def _blocks(unit_NVD: Tensor, other_NVD: Tensor, anchors_B: Tensor, progress: bool) -> Iterator[Block]:
     """Blocks of anchors against all samples."""
     num, views, _ = unit_NVD.shape
-    candidates_CD, ids_C = unit_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
+    candidates_CD, ids_C = other_NVD.flatten(0, 1), torch.arange(num).repeat_interleave(views)
     step = max(1, _BLOCK_ELEMENTS // (num * views * views))
     starts = range(0, len(anchors_B), step)
     for first in show_progress(starts, len(starts), "Comparing all with all", enabled=progress):
         ids_b = anchors_B[first : first + step]
         sim_RC = unit_NVD[ids_b].flatten(0, 1) @ candidates_CD.T
-        sim_RC.masked_fill_(ids_b.repeat_interleave(views).unsqueeze(1) == ids_C, LEFT_OUT)
+        sim_RC.masked_fill_(ids_b.repeat_interleave(views).unsqueeze(1) == ids_C, OUT)
         yield Block(sim_RC, ids_b, ids_C, views, torch.full((len(ids_b),), (num - 1) * views))
 
 
-def _add_block(quality: DetectionQuality, block: Block, levels: Sequence[Roles], labels_N: Tensor) -> None:
+def _add_block(quality: DetectionQuality, block: Block, found: Kin | tuple[Kin, ...], labels_N: Tensor) -> None:
     """Adds a block to the counts. The rates of an anchor are those of the first level."""
-    alike = Labels(labels_N, complete=False).alike(block)
-    known_RC, same_RC = alike.known_RC, alike.same_RC
-    assert known_RC is not None
-    alike_R, other_R = same_RC.sum(1), (known_RC - same_RC).sum(1)
-    for level, roles in enumerate(levels):
-        kin_RC, _ = select(block.sim_RC, roles)
-        kin_RC = torch.zeros_like(same_RC) if kin_RC is None else kin_RC
-        counts = count(block.num_per_sample, kin_RC.sum(1), kin_RC, alike)
+    labels_R, labels_C = labels_N[block.row_ids], labels_N[block.candidate_ids]
+    known_RC = (labels_R >= 0).unsqueeze(1) & (labels_C >= 0) & (block.sim_RC > -2)
+    same_RC = known_RC & (labels_R.unsqueeze(1) == labels_C)
+    alike_R, other_R = same_RC.sum(1), (known_RC & ~same_RC).sum(1)
+    for level, kin in enumerate(found if isinstance(found, tuple) else (found,)):
+        kin_RC = flagged(kin, block)
+        counts = count(block, kin_RC, (labels_N[block.ids], labels_C))
         quality.stats = quality.stats + Stats.from_counts(torch.cat((counts[:8], counts.new_zeros(4))))
         if level > 0:
             continue
-        hits_R, counted_R = (kin_RC * same_RC).sum(1), (kin_RC * known_RC).sum(1)
+        hits_R, counted_R = (kin_RC & same_RC).sum(1), (kin_RC & known_RC).sum(1)
         quality.found += float((hits_R / alike_R)[alike_R > 0].double().sum())
         quality.kept += float((1 - (counted_R - hits_R) / other_R)[other_R > 0].double().sum())
         quality.with_kin += int((alike_R > 0).sum())
         quality.with_others += int((other_R > 0).sum())
+
+
+def flagged(kin: Kin, block: Block, with_ignored: bool = False) -> Tensor:
+    """(R, C) bool: the candidates that are kin. `with_ignored`: also those that are ignored too."""
+    if kin.degree is None:
+        return torch.zeros_like(block.sim_RC, dtype=torch.bool)
+    kin_RC = (kin.degree > 0) & (block.sim_RC > -2)
+    return kin_RC if kin.ignore is None or with_ignored else kin_RC & ~kin.ignore
 
 
 Normaliser = Literal["arithmetic", "geometric", "min", "max"]

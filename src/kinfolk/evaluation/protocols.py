@@ -33,7 +33,10 @@ from kinfolk.seeding import generator
 
 if TYPE_CHECKING:
     from kinfolk.data.images import ImageData
+    from kinfolk.data.text import StreamedText, TextData
+    from kinfolk.detectors import Detector
     from kinfolk.frameworks.base import Framework
+    from kinfolk.frameworks.clip import ImageText
 
 
 FOLDER = "eval"
@@ -162,7 +165,7 @@ def run_kin(
 ) -> dict[str, Any]:
     """Quality of the method's detection at the end of its training, over all training samples with two views each, in the contrasted
     space. The result also has the quality of the exact quantile, and the mean similarities of true positives and false negatives."""
-    from kinfolk.evaluation.detection import detection_quality, kin_similarity, threshold_error
+    from kinfolk.evaluation.detection import kin_similarity
 
     num = images.num_train
     if images.labels is None or not bool((images.labels[:num] >= 0).any()):
@@ -176,29 +179,108 @@ def run_kin(
     framework.to("cpu")
     z_NVD = torch.stack(parts, 1)
     detector = framework.detectors[0] if len(framework.detectors) == 1 else None  # several detectors each see a part of the embedding
-    learner = None if detector is None else next((part for part in detector.modules() if isinstance(part, GloFND)), None)
-    own = None if learner is None or learner.alphas is not None else learner.alpha  # no exact counterpart for an α per sample
-    share = alpha or own or ALPHA
-    anchors = ids if num <= most_anchors else torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most_anchors].sort().values
-    find = None if detector is None else lambda block: detector.find(block).levels
-    with torch.no_grad():
-        found = detection_quality(z_NVD, labels, share, find, anchors=anchors, progress=progress)
+    anchors = _drawn_anchors(num, most_anchors, seed)
     similar = kin_similarity(z_NVD, labels)
-    result: dict[str, Any] = {} if found.rule is None else found.rule.metrics()
-    result["exact"] = found.exact.metrics()
-    if learner is not None and share == own:
-        result["threshold"] = threshold_error(learner.thresholds[anchors], found.thresholds)._asdict()
     return {
-        **result,
+        **_detection(detector, z_NVD, z_NVD, labels, alpha, anchors, progress),
         "tp_similarity": similar.true_positive,
         "fn_similarity": similar.false_negative,
         "tn_similarity": similar.true_negative,
-        "alpha": share,
-        "anchors": len(anchors),
-        "samples": num,
-        "views": NUM_VIEWS,
-        "seed": seed,
-        "measured_on": "train split" if len(anchors) == num else f"{len(anchors):,} anchors against the train split",
+        **_measured_over(anchors, num, NUM_VIEWS, seed),
+    }
+
+
+def run_caption_kin(
+    framework: ImageText,
+    images: ImageData,
+    views: Views,
+    text: TextData | StreamedText,
+    seed: int,
+    *,
+    alpha: float | None = None,
+    most_anchors: int = MOST_ANCHORS,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """As `run_kin`, of a method that learns from captions: images against captions and captions against images, by the detector of each
+    direction, and the mean of both. Without augmentation, and with the first caption of each sample.
+
+    False negatives are samples of the same class or, in data without labels, of the same group: captions of one image, equal captions.
+    A training never contrasts the samples of a group, so with groups the result says whether the detector would find them by itself."""
+    num = images.num_train
+    ids, labels, truth = torch.arange(num), images.labels, "labels"
+    if labels is None or not bool((labels[:num] >= 0).any()):
+        labels, truth = text.groups, "caption groups"
+    labels = labels[:num]
+    if not bool((torch.unique(labels[labels >= 0], return_counts=True)[1] > 1).any()):
+        raise UsageError("no two training samples share a label, an image or a caption, so detected false negatives cannot be checked")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    image_ND = embed(framework, images, views, ids, device=device, progress=progress, projected=True)
+    with torch.no_grad():
+        tokens = (text.draw(part, torch.zeros(len(part))).to(device) for part in torch.split(ids, 256))
+        text_ND = torch.cat([framework.embed_text(each).float().cpu() for each in tokens])
+    framework.to("cpu")
+    both, anchors = (image_ND.unsqueeze(1), text_ND.unsqueeze(1)), _drawn_anchors(num, most_anchors, seed)
+    found: dict[str, Any] = {}
+    for name, objective, (own, other) in zip(("image_to_text", "text_to_image"), framework.objectives, (both, both[::-1]), strict=True):
+        found[name] = _detection(objective.detector, own, other, labels, alpha, anchors, progress)
+    one, two = found.values()
+    similar_N = (image_ND * text_ND).sum(1)
+    return {
+        **_mean_of(one, two),
+        **found,
+        "tp_similarity": float(similar_N.mean()),
+        **_same_class_similarity(image_ND, text_ND, labels),
+        "truth": truth,
+        **_measured_over(anchors, num, 1, seed),
+    }
+
+
+def _drawn_anchors(num: int, most: int, seed: int) -> Tensor:
+    return torch.arange(num) if num <= most else torch.randperm(num, generator=generator(seed, "kin-anchors"))[:most].sort().values
+
+
+def _measured_over(anchors: Tensor, num: int, views: int, seed: int) -> dict[str, Any]:
+    where = "train split" if len(anchors) == num else f"{len(anchors):,} anchors against the train split"
+    return {"anchors": len(anchors), "samples": num, "views": views, "seed": seed, "measured_on": where}
+
+
+def _detection(
+    detector: Detector | None, own: Tensor, other: Tensor, labels: Tensor, alpha: float | None, anchors: Tensor, progress: bool
+) -> dict[str, Any]:
+    """Quality of a detector and of the exact quantile, and the error of learned thresholds, of (N, V, D) anchors and candidates. A detector
+    that needs the embeddings of a guide is left out."""
+    from kinfolk.evaluation.detection import detection_quality, threshold_error
+
+    learner = None if detector is None else next((part for part in detector.modules() if isinstance(part, GloFND)), None)
+    given = None if learner is None or learner.alphas is not None else learner.alpha  # no exact counterpart for an α per sample
+    share = alpha or given or ALPHA
+    find = None if detector is None or detector.guide is not None else detector.find
+    with torch.no_grad():
+        found = detection_quality(own, labels, share, find, anchors=anchors, candidates=other, progress=progress)
+    result: dict[str, Any] = {} if found.rule is None else found.rule.metrics()
+    result["exact"] = found.exact.metrics()
+    if learner is not None and share == given:
+        result["threshold"] = threshold_error(learner.thresholds[anchors], found.thresholds)._asdict()
+    return {**result, "alpha": share}
+
+
+def _mean_of(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean of two results, figure by figure."""
+    return {name: _mean_of(value, two[name]) if isinstance(value, Mapping) else (value + two[name]) / 2 for name, value in one.items()}
+
+
+def _same_class_similarity(image_ND: Tensor, text_ND: Tensor, labels: Tensor) -> dict[str, float]:
+    """Mean similarity of an image and the caption of another sample of its class, and of a sample of another class."""
+    known = labels >= 0
+    class_N = torch.unique(labels[known], return_inverse=True)[1]
+    sums = [torch.zeros(int(class_N.max()) + 1, each.shape[1]).index_add_(0, class_N, each[known]).double() for each in (image_ND, text_ND)]
+    own = (image_ND[known] * text_ND[known]).sum(1).double().sum()
+    within, overall = (sums[0] * sums[1]).sum(), sums[0].sum(0) @ sums[1].sum(0)
+    size_K = torch.bincount(class_N).double()
+    alike, others = (size_K * (size_K - 1)).sum(), size_K.sum().square() - size_K.square().sum()
+    return {
+        "fn_similarity": float((within - own) / alike) if alike else math.nan,
+        "tn_similarity": float((overall - within) / others) if others else math.nan,
     }
 
 

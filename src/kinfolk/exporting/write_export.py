@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, install_hint
 from kinfolk.files import write_by_name
 from kinfolk.models.weights import load_encoder, plain_state, read_state
 from kinfolk.seeding import generator
@@ -78,6 +78,7 @@ def export(run: str | os.PathLike[str], format: str, out: str | os.PathLike[str]
     encoder = Encoder(module, meta.get("views") or {})
     if format in PACKAGES:
         network_in(format, encoder.config)  # refused before anything is written
+    _require_finite(encoder, path)
     target.parent.mkdir(parents=True, exist_ok=True)
     checked, use = WRITERS[format](encoder, target)
     return Exported(target, format, checked, use)
@@ -99,6 +100,21 @@ class Encoder:
         """Random images of the right size, to compare features on."""
         size = int(self.views.get("size", 32))
         return torch.randn(number, 3, size, size, generator=generator(0, "export"))
+
+
+@torch.no_grad()
+def _require_finite(encoder: Encoder, path: Path) -> None:
+    """Refuses an encoder of a training that diverged: its weights may be finite and its features
+    not."""
+    parts = list(plain_state(encoder.module).values())
+    if "size" in encoder.views:  # the size of an image that the encoder accepts is known
+        parts.append(encoder.module(encoder.example_images()))
+    if not all(bool(part.isfinite().all()) for part in parts if part.is_floating_point()):
+        raise KinfolkError(
+            f"the encoder of {path} gives features that are not finite, so it is not exported; the "
+            f"training has diverged, so train again "
+            "with a lower learning rate"
+        )
 
 
 def _safetensors(encoder: Encoder, path: Path) -> tuple[str, str]:
@@ -306,7 +322,7 @@ def require_onnx() -> None:
     """Refuses to start if a package is missing."""
     missing = next((why for package in NEEDS if (why := unavailable(package)) is not None), None)
     if missing is not None:
-        raise UsageError(f"onnx can't be written: {missing}; install it with `pip install 'kinfolk[onnx]'`")
+        raise UsageError(f"onnx can't be written: {missing}; {install_hint(' '.join(NEEDS), 'onnx')}")
 
 
 def write_onnx(encoder: nn.Module, images: Tensor, path: Path, notes: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.detectors.base import Detector, Refreshed, Space, wants
+from kinfolk.detectors.base import Detector, Space
 from kinfolk.objectives import Objective
 from kinfolk.objectives.base import unit
 from kinfolk.stats import Stats
@@ -54,15 +54,19 @@ class Framework(OnHost, ABC):
     weak_views: tuple[int, ...] = ()
     """Which of its views are cropped and flipped alone."""
     guides: ClassVar[frozenset[str]] = frozenset()
-    """What it can hand over to a detector as the guide of `Pairs`; see `Guidance.reads`."""
+    """What it can hand over to a detector as the guide of `Pairs`; see `Detector.guide`."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings of other frameworks that make no sense here, each with the reason; usually those of its loss."""
+    head_options: ClassVar[Mapping[str, object]] = {}
+    """Settings of the projection head that differ from the defaults of a training."""
     view_options: ClassVar[Mapping[str, object]] = {}
     """Settings of the views that the framework requires."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.encoder, self.head, self.objective = encoder, head, objective
+        self.step_shares: Mapping[str, Tensor] = {}
+        """(2,) counts of the last step, a part and the whole, by name. The log writes their ratio over an epoch."""
 
     @abstractmethod
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
@@ -102,12 +106,6 @@ class Framework(OnHost, ABC):
         return tuple(each.detector for each in self.objectives if each.detector is not None)
 
     @property
-    def refreshed(self) -> tuple[Refreshed, ...]:
-        """Its detectors that have a once-per-epoch step. A wrapper is always one of them; around a detector without such a step it is never
-        due."""
-        return tuple(each for each in self.detectors if isinstance(each, Refreshed))
-
-    @property
     def stats(self) -> Stats:
         """Counts of the last step, over all objectives."""
         first, *others = (each.stats for each in self.objectives)
@@ -116,7 +114,7 @@ class Framework(OnHost, ABC):
     @property
     def space(self) -> Space:
         """The space of the features that `refresh` receives."""
-        return next((detector.space for detector in self.refreshed), "projected")
+        return next((detector.space for detector in self.detectors), "projected")
 
     @property
     def known_features(self) -> Tensor | None:
@@ -127,7 +125,7 @@ class Framework(OnHost, ABC):
     @property
     def collects(self) -> bool:
         """Whether `refresh` needs no features, because its detectors collect their own during the epoch."""
-        return bool(self.refreshed) and all(detector.collects for detector in self.refreshed)
+        return bool(self.detectors) and all(detector.collects for detector in self.detectors)
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
         """Sets (N,) labels for precision, recall and F1 in `stats`; see `Objective.set_eval_labels`."""
@@ -141,16 +139,16 @@ class Framework(OnHost, ABC):
 
     def due(self, epoch: int) -> bool:
         """Whether `refresh` must be called before this epoch, counted from 0."""
-        return any(detector.due(epoch) for detector in self.refreshed)
+        return any(detector.due(epoch) for detector in self.detectors)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        """The once-per-epoch step; see `Refreshed.refresh`."""
-        for detector in self.refreshed:
+        """The once-per-epoch step; see `Detector.refresh`."""
+        for detector in self.detectors:
             detector.refresh(features, progress)
 
     def finish(self, features: Tensor | None) -> None:
         """Called after the last epoch with the features of `refresh`. Refreshes detectors that describe the final encoder."""
-        for detector in self.refreshed:
+        for detector in self.detectors:
             if detector.refreshed_at_end:
                 detector.refresh(None if detector.collects else features, 1.0)
 
@@ -174,13 +172,13 @@ class Framework(OnHost, ABC):
         return next((reason for detector in self.detectors if (reason := detector.silent_reason()) is not None), None)
 
     def on_metric(self, name: str, value: float) -> None:
-        """Called with a training metric, "epoch" or "knn", on all ranks; see `TakesMetrics`."""
+        """Called with a training metric, such as "knn", on all ranks; see `Detector.wanted_metrics`."""
         for detector in self.detectors:
-            if (listener := wants(detector, name)) is not None:
-                listener.on_metric(name, value)
+            if name in detector.wanted_metrics:
+                detector.on_metric(name, value)
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
-        """Sets the epoch, counted from 0, for schedules and warm-ups."""
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        """Sets the epoch, counted from 0 and with a fraction, for schedules and warm-ups. Called before every step."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 

@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.detectors.base import set_loss_temperature
 from kinfolk.frameworks.base import Framework, OwnRate
-from kinfolk.objectives import Bimodal, BimodalSogCLR, CLIPLoss, FastCLIP, Objective, SigLIPLoss, SogCLR
+from kinfolk.objectives import BimodalLoss, BimodalSogCLRLoss, CLIPLoss, FastCLIPLoss, Objective, SigLIPLoss, SogCLRLoss
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.fastclip import TemperatureGradient
 from kinfolk.objectives.ntxent import Estimate
@@ -42,15 +41,21 @@ class ImageText(Framework, ABC):
     guides: ClassVar[frozenset[str]] = frozenset({"modality"})
 
     def __init__(
-        self, encoder: nn.Module, head: nn.Module, text_encoder: nn.Module, text_head: nn.Module, loss: Bimodal[Any], known_groups: bool
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        text_encoder: nn.Module,
+        text_head: nn.Module,
+        loss: BimodalLoss[Any] | SigLIPLoss,
+        known_groups: bool,
     ) -> None:
         super().__init__(encoder, head, loss)  # type: ignore[arg-type]  # contains two objectives, see `objectives`
         self.text_encoder, self.text_head, self.known_groups = text_encoder, text_head, known_groups
 
     @property
-    def loss(self) -> Bimodal[Any]:
+    def loss(self) -> BimodalLoss[Any] | SigLIPLoss:
         """The loss of both directions."""
-        loss: Bimodal[Any] = self.objective  # type: ignore[assignment]
+        loss: BimodalLoss[Any] | SigLIPLoss = self.objective  # type: ignore[assignment]
         return loss
 
     @property
@@ -60,13 +65,13 @@ class ImageText(Framework, ABC):
     @property
     def temperature(self) -> float:
         """The current temperature of the loss, which may be learned."""
-        return float(self.loss.temperature)
+        return self.loss.current_temperature
 
     @property
     def metrics(self) -> dict[str, float]:
         return {**super().metrics, "temperature": self.temperature}
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
         self.loss.set_progress(epoch, num_epochs)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
@@ -80,7 +85,7 @@ class ImageText(Framework, ABC):
     def _update_detector_temperature(self) -> None:
         """Passes the current temperature to the detectors, because a learned one changes."""
         for detector in self.detectors:
-            set_loss_temperature(detector, self.temperature)
+            detector.set_loss_temperature(self.temperature)
 
     def forward(self, views: Tensor, ids: Tensor, tokens: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """Scalar loss of one view (1, B, 3, H, W) and one caption (B, T) of each sample; `groups` (B,) are known positives."""
@@ -119,7 +124,7 @@ class CLIP(ImageText):
         known_groups: bool = True,
         **shared: Unpack[Estimate],
     ) -> None:
-        loss = CLIPLoss(temperature, learnable, min_temperature, **shared)
+        loss = CLIPLoss(temperature=temperature, learnable=learnable, min_temperature=min_temperature, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
 
@@ -128,12 +133,12 @@ class SogCLRCLIP(ImageText):
 
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
-        num_samples, temperature, gamma, decay_epochs, detector, action, min_negatives, kin_weight, block_rows: see `BimodalSogCLR`.
+        num_samples, temperature, gamma, decay_epochs, detector, action, min_negatives, kin_weight, block_rows: see `BimodalSogCLRLoss`.
     """
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "captions; two numbers per sample"
-    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
+    refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
 
     def __init__(
         self,
@@ -148,7 +153,7 @@ class SogCLRCLIP(ImageText):
         known_groups: bool = True,
         **shared: Unpack[Shared],
     ) -> None:
-        loss = BimodalSogCLR(num_samples, temperature, gamma, decay_epochs, **shared)
+        loss = BimodalSogCLRLoss(num_samples=num_samples, temperature=temperature, gamma=gamma, decay_epochs=decay_epochs, **shared)
         super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
 
@@ -158,13 +163,13 @@ class FastCLIPFramework(ImageText):
     Args:
         encoder, head, text_encoder, text_head, known_groups: see `ImageText`.
         temperature_lr: learning rate of the temperature, outside the schedule. A third of it is used below a temperature of 0.03.
-        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient: see `FastCLIP`.
-        detector, action, min_negatives, kin_weight, block_rows: see `FastCLIP`.
+        num_samples, temperature, rho, gamma, decay_epochs, individual_lr, min_temperature, temperature_gradient: see `FastCLIPLoss`.
+        detector, action, min_negatives, kin_weight, block_rows: see `FastCLIPLoss`.
     """
 
     paper: ClassVar[str] = "Wei et al., 2024"
     needs: ClassVar[str] = "captions; two numbers per sample"
-    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
+    refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
 
     def __init__(
         self,
@@ -186,12 +191,12 @@ class FastCLIPFramework(ImageText):
     ) -> None:
         if not temperature_lr > 0:
             raise ValueError(f"`temperature_lr` (={temperature_lr}) must be above 0")
-        loss = FastCLIP(
-            num_samples,
-            temperature,
-            rho,
-            gamma,
-            decay_epochs,
+        loss = FastCLIPLoss(
+            num_samples=num_samples,
+            temperature=temperature,
+            rho=rho,
+            gamma=gamma,
+            decay_epochs=decay_epochs,
             min_temperature=min_temperature,
             individual_lr=individual_lr,
             temperature_gradient=temperature_gradient,
@@ -202,8 +207,9 @@ class FastCLIPFramework(ImageText):
 
     @property
     def own_rates(self) -> tuple[OwnRate, ...]:
-        parameters = tuple(self.loss.temperature_parameters())
-        return (OwnRate(parameters, self.temperature_lr, lambda: self.loss.temperature_lr_factor),) if parameters else ()
+        loss = cast(FastCLIPLoss, self.loss)
+        parameters = tuple(loss.temperature_parameters())
+        return (OwnRate(parameters, self.temperature_lr, lambda: loss.temperature_lr_factor),) if parameters else ()
 
 
 class SigLIP(ImageText):
@@ -233,21 +239,9 @@ class SigLIP(ImageText):
         known_groups: bool = True,
         **shared: Unpack[Shared],
     ) -> None:
-        loss = SigLIPLoss(temperature, bias, learnable, min_temperature, **shared)
-        super().__init__(encoder, head, text_encoder, text_head, cast(Bimodal[Any], loss), known_groups)
-
-    @property
-    def objectives(self) -> tuple[Objective, ...]:
-        return (self.objective,)
-
-    @property
-    def temperature(self) -> float:
-        return self._siglip.present_temperature
+        loss = SigLIPLoss(temperature=temperature, bias=bias, learnable=learnable, min_temperature=min_temperature, **shared)
+        super().__init__(encoder, head, text_encoder, text_head, loss, known_groups)
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {**super().metrics, "bias": float(self._siglip.bias.detach())}
-
-    @property
-    def _siglip(self) -> SigLIPLoss:
-        return cast(SigLIPLoss, self.objective)
+        return {**super().metrics, "bias": float(cast(Tensor, self.loss.bias).detach())}

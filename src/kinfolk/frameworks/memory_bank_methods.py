@@ -24,7 +24,7 @@ from typing_extensions import Unpack
 from kinfolk.detectors import Neighbours, StartAt
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size
-from kinfolk.objectives import LocalAggregation, NTXent, Objective
+from kinfolk.objectives import LocalAggregationLoss, NTXentLoss, Objective
 from kinfolk.objectives.base import Shared
 from kinfolk.objectives.ntxent import Estimate, without_estimate
 from kinfolk.pairs import Pairs, integer_ids
@@ -46,10 +46,10 @@ class IR(Framework):
         num_negatives: K entries drawn at random in every step, without replacement. The whole bank is used if it has no more entries, or
             with None.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm, as in equation 5 of the Ring paper. The loss is then
-            `LocalAggregation`, which is small if some of them are near. If False, each of them is a separate positive. Without attracted
-            kin there is no difference.
+            `LocalAggregationLoss`, which is small if some of them are near. If False, each of them is a separate positive. Without
+            attracted kin there is no difference.
 
     State: the bank, the draw, and the state of the detector.
 
@@ -89,15 +89,19 @@ class IR(Framework):
         candidates = self.bank.features if self.draw.everything else self.bank.features[chosen]
         loss = self.objective.on(Pairs(z, candidates, self.bank.read(ids).unsqueeze(1), ids, chosen, unit_candidates=True))
         if self.training:
-            sound = finite(loss)  # of the joined batch, so all ranks agree
-            self.bank.write(ids, z, sound)
-            self.draw.advance(sound)
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.bank.write(ids, z, is_finite)
+            self.draw.advance(is_finite)
         return loss
 
 
 def bank_objective(temperature: float, pool_kin: bool, given: Estimate) -> Objective:
-    """The loss over entries of a bank: `LocalAggregation` if attracted kin are summed inside the logarithm, otherwise `NTXent`."""
-    return LocalAggregation(temperature, **without_estimate(given)) if pool_kin else NTXent(temperature, **given)
+    """The loss over entries of a bank: `LocalAggregationLoss` if attracted kin are summed inside the logarithm, otherwise `NTXentLoss`."""
+    return (
+        LocalAggregationLoss(temperature=temperature, **without_estimate(given))
+        if pool_kin
+        else NTXentLoss(temperature=temperature, **given)
+    )
 
 
 class CMC(Framework):
@@ -118,7 +122,7 @@ class CMC(Framework):
         num_negatives: K entries drawn at random in every step, without replacement, the same for both banks. The whole banks are used if
             they have no more entries, or with None.
         bank_momentum: m of both banks, see `Bank`. 0 overwrites.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows, prior, hardness, decoupled: see `NTXentLoss`.
         pool_kin: whether attracted kin are summed inside the logarithm; see `IR`.
 
     State: both banks, the draw, and the state of both detectors.
@@ -176,10 +180,10 @@ class CMC(Framework):
         loss = self._one_direction(self.objective, light, self.colour_bank, ids, chosen, embedded)
         loss = loss + self._one_direction(self.colour_objective, colour, self.light_bank, ids, chosen, embedded)
         if self.training:
-            sound = finite(loss)  # of the joined batch, so all ranks agree
-            self.light_bank.write(ids, light, sound)
-            self.colour_bank.write(ids, colour, sound)
-            self.draw.advance(sound)
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.light_bank.write(ids, light, is_finite)
+            self.colour_bank.write(ids, colour, is_finite)
+            self.draw.advance(is_finite)
         return loss
 
     def _one_direction(self, objective: Objective, z: Tensor, bank: Bank, ids: Tensor, chosen: Tensor, embedded: Tensor) -> Tensor:
@@ -198,12 +202,12 @@ def _joined(light: Tensor, colour: Tensor) -> Tensor:
 class LA(Framework):
     """Contrasts one view of each sample with a bank of all samples, and attracts close neighbours relative to the near background.
 
-    The loss is `LocalAggregation`. The bank is that of `IR`: the entry of the anchor's own sample is the positive and never a negative. All
-    entries are candidates. The detector `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means cluster in any of
-    several clusterings of the bank, refreshed every epoch, and the background B_i are the entries nearest to the anchor. With another
-    detector, its kin are the close neighbours, and all candidates that it does not drop are the background: `la+oracle:attract` contrasts
-    the samples of the anchor's class with the whole bank. With "eliminate" and "reweight", kin are not attracted but removed from the
-    background or given less weight; this equals `IR` with the whole bank and that detector.
+    The loss is `LocalAggregationLoss`. The bank is that of `IR`: the entry of the anchor's sample is the positive and never a negative.
+    All entries are candidates. The detector `Neighbours` finds both sets: close neighbours C_i share the anchor's k-means cluster in any
+    of several clusterings of the bank, refreshed every epoch, and the background B_i are the entries nearest to the anchor. With another
+    detector, its kin are the close neighbours, and all candidates that it does not ignore are the background: `la+oracle:attract`
+    contrasts the samples of the anchor's class with the whole bank. With "eliminate" and "reweight", kin are removed from the background
+    or given less weight; this equals `IR` with the whole bank and that detector.
 
     Args:
         encoder, head: see `Framework`.
@@ -214,7 +218,7 @@ class LA(Framework):
         warmup_epochs: epochs of instance discrimination (`IR` with the whole bank) at the start, because the first entries of the bank are
             random.
         bank_momentum: m of the bank, see `Bank`. 0 overwrites.
-        temperature, min_negatives, kin_weight, block_rows: see `LocalAggregation`.
+        temperature, min_negatives, kin_weight, block_rows: see `LocalAggregationLoss`.
         detector, action: None means `Neighbours` with "attract".
 
     State: the bank and the state of the detector.
@@ -223,7 +227,7 @@ class LA(Framework):
     paper: ClassVar[str] = "Zhuang et al., ICCV 2019"
     needs: ClassVar[str] = "one vector per sample; clusters, refreshed each epoch"
     num_views: ClassVar[int] = 1
-    refused: ClassVar[Mapping[str, str]] = LocalAggregation.refused
+    refused: ClassVar[Mapping[str, str]] = LocalAggregationLoss.refused
 
     def __init__(
         self,
@@ -241,9 +245,17 @@ class LA(Framework):
         if shared.get("detector") is None:
             if warmup_epochs < 0:
                 raise ValueError(f"`warmup_epochs` (={warmup_epochs}) must be at least 0")
-            shared["detector"] = StartAt(Neighbours(num_samples, num_clusters, num_clusterings, num_background), epoch=warmup_epochs)
+            shared["detector"] = StartAt(
+                Neighbours(
+                    num_samples=num_samples,
+                    num_clusters=num_clusters,
+                    num_clusterings=num_clusterings,
+                    num_background=num_background,
+                ),
+                epoch=warmup_epochs,
+            )
             shared["action"] = "attract"
-        objective = LocalAggregation(temperature, **shared)
+        objective = LocalAggregationLoss(temperature=temperature, **shared)
         super().__init__(encoder, head, objective)
         self.bank = Bank(num_samples, embedding_size(encoder, head), bank_momentum)
 
@@ -258,6 +270,6 @@ class LA(Framework):
         pairs = Pairs(z, self.bank.features, self.bank.read(ids).unsqueeze(1), ids, all_ids, unit_candidates=True)
         loss = self.objective.on(pairs)
         if self.training:
-            sound = finite(loss)  # of the joined batch, so all ranks agree
-            self.bank.write(ids, z, sound)
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.bank.write(ids, z, is_finite)
         return loss

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk.detectors import Teacher
-from kinfolk.detectors.base import Detector, guidance_of, unwrapped
+from kinfolk.detectors.base import Detector
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, projection_head
-from kinfolk.objectives import NTXent, Objective
+from kinfolk.objectives import NTXentLoss, Objective
 from kinfolk.objectives.base import unit
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import Pairs, integer_ids
@@ -104,9 +104,9 @@ class MomentumFramework(Framework, ABC):
     def after_step(self) -> None:
         self.slow.follow(self.encoder, self.head)
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
-        self.slow.set_progress(epoch, num_epochs)
+        self.slow.set_progress(int(epoch), num_epochs)
 
 
 ClusterEncoder = Literal["query", "momentum"]
@@ -130,7 +130,7 @@ class MoCo(MomentumFramework):
             (which is evaluated) or "momentum", as in the published code of PCL.
         momentum_schedule: "constant", or "cosine", where m rises to 1 as in BYOL; see `MomentumCopy`.
         symmetric: whether both views are queries and keys. The loss is the mean over both directions, and both keys enter the queue.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
 
     State: the copy, the queue with its ids and pointer, and the state of the detector.
 
@@ -156,7 +156,7 @@ class MoCo(MomentumFramework):
         momentum_schedule: MomentumSchedule = "constant",
         **shared: Unpack[Estimate],
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, **shared))
+        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
         if queue_size < 1:
             raise ValueError(f"`queue_size` (={queue_size}) must be at least 1")
         warn_if_queue_too_large(queue_size, num_samples)
@@ -181,8 +181,8 @@ class MoCo(MomentumFramework):
         pairs = Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, number, unit_candidates=True)
         loss = self.objective.on(replace(pairs, guide=keys, candidate_guide=candidates) if self.taught else pairs)
         if self.training:
-            sound = finite(loss)  # of the joined batch, so all ranks agree
-            self.queue.push(keys, row_ids, sound)
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.queue.push(keys, row_ids, is_finite)
         return loss
 
     @property
@@ -192,7 +192,7 @@ class MoCo(MomentumFramework):
 
 def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
     """Whether the keys are to be the teacher of the objective's detector."""
-    taught = guidance_of(objective.detector).reads == "teacher"
+    taught = objective.detector is not None and objective.detector.guide == "teacher"
     if taught and symmetric:
         raise ValueError("`symmetric` (=True) must be False with a teacher: the query sees a strong view, and the teacher a weak one")
     if taught and getattr(teacher_of(objective.detector), "momentum", None) is not None:
@@ -202,7 +202,7 @@ def reads_teacher(objective: Objective, symmetric: bool = False) -> bool:
 
 def teacher_of(detector: Detector | None) -> Teacher | None:
     """The teacher, if the detector is one inside of any number of wrappers."""
-    inner = unwrapped(detector)
+    inner = None if detector is None else detector.inner
     return inner if isinstance(inner, Teacher) else None
 
 
@@ -219,7 +219,7 @@ class MoCoV3(MomentumFramework):
         momentum: m of the copy.
         momentum_schedule: see `MomentumCopy`. The paper uses "cosine".
         predictor_size: width of the predictor's hidden layer.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
 
     State: the copy, the predictor, and the state of the detector.
 
@@ -241,7 +241,7 @@ class MoCoV3(MomentumFramework):
         temperature: float = 0.2,
         **shared: Unpack[Estimate],
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, **shared))
+        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
         size = embedding_size(encoder, head)
         self.predictor = projection_head(size, predictor_size, size, last_norm=True, last_affine=False)
         self.slow = MomentumCopy(encoder, head, momentum, momentum_schedule)

@@ -25,7 +25,7 @@ from kinfolk import distributed
 from kinfolk.errors import warn_if_queue_too_large
 from kinfolk.frameworks.moco import MomentumCopy, MomentumFramework, MomentumSchedule
 from kinfolk.models.heads import embedding_size, prediction_head
-from kinfolk.objectives import RelativeContrast
+from kinfolk.objectives import RelativeContrastLoss
 from kinfolk.objectives.base import Shared
 from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stores import Queue
@@ -117,11 +117,13 @@ class SupportFramework(MomentumFramework, ABC):
         predictor_size: width of the hidden layer of the predictors.
     """
 
+    head_options: ClassVar[Mapping[str, object]] = {"layers": 3, "last_norm": True}
+
     def __init__(
         self,
         encoder: nn.Module,
         head: nn.Module,
-        objective: RelativeContrast,
+        objective: RelativeContrastLoss,
         num_samples: int,
         queue_size: int,
         momentum: float,
@@ -144,7 +146,7 @@ class SupportFramework(MomentumFramework, ABC):
 
         `keys` (A, D) are the keys of the other view of each row, of samples `ids` (A,). Does not change the state."""
 
-    def learn(self, keys: Tensor, ids: Tensor, sound: Tensor) -> None:
+    def learn(self, keys: Tensor, ids: Tensor, is_finite: Tensor) -> None:
         """Called once per training step with the keys of this rank and whether the loss is finite. On a CPU it is not called after a loss
         that is not finite. Default: does nothing."""
 
@@ -173,10 +175,10 @@ class SupportFramework(MomentumFramework, ABC):
         )
         loss = self.objective.on(pairs)
         if self.training:
-            sound = finite(loss)  # of the joined batch, so all ranks agree
-            self.queue.push(keys, row_ids, sound)
-            if not skips(sound):
-                self.learn(keys, row_ids, sound)
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.queue.push(keys, row_ids, is_finite)
+            if not skips(is_finite):
+                self.learn(keys, row_ids, is_finite)
         return loss
 
     def embed(self, images: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ class NNCLR(SupportFramework):
         momentum: m of the encoder of the keys. With 0 it equals that of the queries, as in the paper.
         momentum_schedule: "constant", or "cosine", where m rises to 1 as in BYOL; see `MomentumCopy`.
         predictor_size: width of the predictor's hidden layer.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrast`.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `RelativeContrastLoss`.
 
     State: the momentum copy, the predictor, the queue with its ids and pointer, and the state of the detector.
 
@@ -210,7 +212,7 @@ class NNCLR(SupportFramework):
 
     paper: ClassVar[str] = "Dwibedi et al., ICCV 2021"
     needs: ClassVar[str] = "queue smaller than the data"
-    refused: ClassVar[Mapping[str, str]] = RelativeContrast.refused
+    refused: ClassVar[Mapping[str, str]] = RelativeContrastLoss.refused
 
     def __init__(
         self,
@@ -224,7 +226,7 @@ class NNCLR(SupportFramework):
         momentum_schedule: MomentumSchedule = "constant",
         **shared: Unpack[Shared],
     ) -> None:
-        objective = RelativeContrast(temperature, **shared)
+        objective = RelativeContrastLoss(temperature=temperature, **shared)
         super().__init__(encoder, head, objective, num_samples, queue_size, momentum, 1, predictor_size, momentum_schedule)
 
     def retrieve(self, keys: Tensor, ids: Tensor, support: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:

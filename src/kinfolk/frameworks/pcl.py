@@ -26,12 +26,12 @@ from kinfolk.clustering.confidence import (
     rate_at,
     sample_confidence,
 )
-from kinfolk.detectors.base import Refreshed, Space
+from kinfolk.detectors.base import Space
 from kinfolk.errors import warn_if_queue_too_large, warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
 from kinfolk.frameworks.moco import MomentumCopy
 from kinfolk.models.heads import embedding_size
-from kinfolk.objectives import NTXent
+from kinfolk.objectives import NTXentLoss
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.objectives.prototypes import proto_nce
 from kinfolk.pairs import Pairs, integer_ids, two_views
@@ -165,7 +165,7 @@ class PCL(Framework):
             the warm-up ("step" and "constant"), or a share that grows to `final_rate` at the last clustering ("linear"). A sample that is
             not accepted has no prototype term. The paper uses all after a warm-up.
         warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `PseudoLabels`.
-        detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
+        detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
 
     State: prototypes with labels and concentrations, the number of draws, momentum copy and queue.
 
@@ -202,14 +202,14 @@ class PCL(Framework):
         points_per_cluster: int = 256,
         **shared: Unpack[Estimate],
     ) -> None:
-        super().__init__(encoder, head, NTXent(temperature, **shared))
+        super().__init__(encoder, head, NTXentLoss(temperature=temperature, **shared))
         for name, value, least in (("warmup_epochs", warmup_epochs, 0), ("every", every, 1), ("queue_size", queue_size, 0)):
             if value < least:
                 raise ValueError(f"`{name}` (={value}) must be at least {least}")
         if num_prototypes is not None and num_prototypes < 1:
             raise ValueError(f"`num_prototypes` (={num_prototypes}) must be at least 1")
         detector = shared.get("detector")
-        if isinstance(detector, Refreshed) and detector.space != "projected":
+        if detector is not None and detector.space != "projected":
             raise ValueError(
                 f"`detector` (with `space` {detector.space!r}) must use projected embeddings, as the prototypes do; remove its `space`"
             )
@@ -251,8 +251,8 @@ class PCL(Framework):
         loss = self.objective.on(Pairs(queries, candidates, keys.unsqueeze(1), ids, candidate_ids, unit_candidates=True, collected=keys))
         loss = loss + self._prototype_term(queries, ids)
         if self.training:
-            sound = finite(loss)  # of the joined batch, so all ranks agree
-            self.queue.push(keys, ids, sound)
+            is_finite = finite(loss)  # of the joined batch, so all ranks agree
+            self.queue.push(keys, ids, is_finite)
         return loss
 
     def _prototype_term(self, anchors: Tensor, ids: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class PCL(Framework):
         return self._clusters_in(epoch) or super().due(epoch)
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
-        for detector in self.refreshed:
+        for detector in self.detectors:
             if detector.due(self.epoch):
                 detector.refresh(None if detector.collects else features, progress)
         if self._clusters_in(self.epoch):
@@ -296,10 +296,10 @@ class PCL(Framework):
             last = last_clustering(self.every, self.num_epochs, self.warmup_epochs)
             self.prototypes.refresh(features, rate_at(self.schedule, self.final_rate, progress, last=last))
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self._warned = self._warned or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
-        self.epoch, self.num_epochs = epoch, num_epochs
+        self.epoch, self.num_epochs = int(epoch), num_epochs
 
     def _clusters_in(self, epoch: int) -> bool:
         return epoch >= self.warmup_epochs and (epoch - self.warmup_epochs) % self.every == 0

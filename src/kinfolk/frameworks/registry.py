@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from typing_extensions import get_type_hints
 
-from kinfolk.detectors import DETECTORS, VARIANTS, Graded, StartAt
-from kinfolk.detectors.base import Detector, guidance_of
+from kinfolk.detectors import DETECTORS, Graded, StartAt, StopAt
+from kinfolk.detectors.base import Detector
 from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.frameworks import FRAMEWORKS, Framework
-from kinfolk.objectives.base import USUAL, Shared
-from kinfolk.objectives.ntxent import USUAL_ESTIMATE, Estimate
-from kinfolk.pairs import ACTIONS, Action
+from kinfolk.kinship import ACTIONS, Action
+from kinfolk.objectives import NTXentLoss
 
 _SET_BY_TRAINING = {
     "self",
@@ -28,11 +28,14 @@ _SET_BY_TRAINING = {
     "num_samples",
     "labels",
     "keys",
+    "num_classes",
     "similarities",
+    "positives",
     "detector",
     "action",
 }
-"""Arguments that the training passes, or that are read from a file with another one. All others in a signature can be set by the user."""
+"""Arguments that the training passes, that are read from a file with another one, or that only objects have.
+All others in a signature can be set by the user."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,14 @@ class Method:
     @property
     def named_arguments(self) -> Mapping[str, Any]:
         """Arguments that the variant stands for."""
-        return {} if self.detector is None or self.variant is None else VARIANTS[self.detector][self.variant]
+        return {} if self.detector is None or self.variant is None else DETECTORS[self.detector].variants[self.variant]
 
     def __str__(self) -> str:
         if self.detector is None:
             return self.framework
         variant = "" if self.variant is None else f":{self.variant}"
         return f"{self.framework}+{self.detector}{variant}" + (
-            "" if self.action == DETECTORS[self.detector].usual_action == "eliminate" else f":{self.action}"
+            "" if self.action == DETECTORS[self.detector].default_action == "eliminate" else f":{self.action}"
         )
 
 
@@ -87,10 +90,10 @@ def parse(name: str) -> Method:
     if not plus:
         return Method(framework)
     detector = _require_known(detector, DETECTORS, "detector", name)
-    variants = VARIANTS.get(detector, {})
+    variants = DETECTORS[detector].variants
     variant = modifiers.pop(0) if modifiers and modifiers[0] in variants else None
     if not modifiers:
-        return Method(framework, detector, DETECTORS[detector].usual_action, variant)
+        return Method(framework, detector, DETECTORS[detector].default_action, variant)
     action = _require_known(":".join(modifiers), [*ACTIONS, *(variants if variant is None else ())], "action", name)
     return Method(framework, detector, cast(Action, action), variant)
 
@@ -118,12 +121,12 @@ def detector_arguments(method: Method, given: Mapping[str, Any] | None = None) -
         return {}
     start = {
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
-        for name in ("start_epoch", "update_from")
+        for name in ("start_epoch", "update_from", "stop_epoch")
     }
     start["degrees"] = inspect.Parameter("degrees", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
     kind = DETECTORS[method.detector]
     settable = _settable(kind)
-    usual = kind.usual({name: value for name, value in (given or {}).items() if name in settable})
+    usual = kind.defaults({name: value for name, value in (given or {}).items() if name in settable})
     usual = {**usual, **method.named_arguments}
     own = {name: p.replace(default=usual.get(name, p.default)) for name, p in settable.items()}
     return {**own, **start}
@@ -147,25 +150,26 @@ def build(
 
 
 def build_detector(method: Method, context: Context, arguments: Mapping[str, Any]) -> Detector | None:
-    """Builds the detector of the method, wrapped in `Graded` if `degrees` are wanted and in `StartAt` if `start_epoch` is given."""
+    """Builds the detector of the method, wrapped in `Graded` if `degrees` are wanted, in `StartAt` if `start_epoch` is given, and in
+    `StopAt` if `stop_epoch` is."""
     if method.detector is None:
         return None
     kind = DETECTORS[method.detector]
-    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from", "degrees")}
+    own = {name: value for name, value in arguments.items() if name not in ("start_epoch", "update_from", "stop_epoch", "degrees")}
     make: Callable[..., Detector] = kind
-    detector = make(**_from_context(kind, context, method), **{**kind.usual(own), **method.named_arguments, **own})
+    detector = make(**_from_context(kind, context, method), **{**kind.defaults(own), **method.named_arguments, **own})
     detector = Graded(detector) if arguments.get("degrees") else detector
-    start, update_from = arguments.get("start_epoch"), arguments.get("update_from")
-    if start is None:
-        if update_from is not None:
-            raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from which kin are masked")
-        return detector
-    return StartAt(detector, epoch=start, update_from=update_from)
+    start, update_from, stop = (arguments.get(name) for name in ("start_epoch", "update_from", "stop_epoch"))
+    if start is not None:
+        detector = StartAt(detector, epoch=start, update_from=update_from)
+    elif update_from is not None:
+        raise UsageError(f"`detector.update_from` (={update_from}) needs `detector.start_epoch`, the epoch from which kin are masked")
+    return detector if stop is None else StopAt(detector, epoch=stop)
 
 
 def _require_guide(method: Method, detector: Detector | None) -> None:
     """Refuses a detector that needs embeddings which the framework does not have."""
-    reads = guidance_of(detector).reads
+    reads = None if detector is None else detector.guide
     if reads is None or reads in FRAMEWORKS[method.framework].guides:
         return
     able = ", ".join(name for name, kind in FRAMEWORKS.items() if reads in kind.guides)
@@ -182,13 +186,15 @@ def _settable(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     own = {name: p for name, p in parameters.items() if name not in _SET_BY_TRAINING and p.kind is not inspect.Parameter.VAR_KEYWORD}
     if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return own
-    (others,) = (p.annotation for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
-    usual, hints = (
-        (USUAL_ESTIMATE, typing.get_type_hints(Estimate)) if "Estimate" in str(others) else (USUAL, typing.get_type_hints(Shared))
-    )
-    settable = [name for name in usual if name not in (*_SET_BY_TRAINING, *own, "gather", "compile")]
-    named = inspect.Parameter.KEYWORD_ONLY
-    return own | {name: inspect.Parameter(name, named, default=usual.get(name), annotation=hints[name]) for name in settable}
+    (name,) = (p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD)
+    (shared,) = get_type_hints(kind.__init__)[name].__args__  # Unpack[Shared] or Unpack[Estimate]
+    defaults = {each.name: each.default for each in fields(NTXentLoss) if each.default is not MISSING}
+    hints = {name: hint for name, hint in get_type_hints(shared).items() if name not in (*_SET_BY_TRAINING, *own)}
+    return own | {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
+        for name, hint in hints.items()
+        if name not in ("gather", "compile")
+    }
 
 
 def _from_context(kind: type[nn.Module], context: Context, method: Method) -> dict[str, Any]:
@@ -196,6 +202,8 @@ def _from_context(kind: type[nn.Module], context: Context, method: Method) -> di
     given: dict[str, Any] = {"num_samples": context.num_samples} if "num_samples" in wanted else {}
     if "labels" in wanted:
         given["labels"] = context.labels
+    if "num_classes" in wanted and context.labels is not None:
+        given["num_classes"] = len(torch.unique(context.labels[context.labels >= 0])) or None
     if "keys" in wanted:
         given["keys"] = context.keys
     if "second_head" in wanted:

@@ -17,10 +17,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from kinfolk.detectors.base import Elsewhere, guidance_of
+from kinfolk.detectors.base import InGuideSpace
 from kinfolk.frameworks.base import BatchFramework
 from kinfolk.frameworks.moco import MomentumCopy, teacher_of
-from kinfolk.objectives import NTXent, Objective, SogCLR
+from kinfolk.objectives import NTXentLoss, Objective, SogCLRLoss
 from kinfolk.objectives.base import Shared, unit
 from kinfolk.objectives.ntxent import Estimate
 from kinfolk.pairs import integer_ids, two_views
@@ -49,7 +49,7 @@ class TaughtBatch(BatchFramework, ABC):
         ids = integer_ids(ids, views.device)
         z1, z2 = self.head(self.encoder(views[:2].flatten(0, 1))).chunk(2)
         taught = unit(self.teacher(views[2]))
-        pairs = replace(two_views(z1, z2, ids, unit), guide=taught, candidate_guide=taught.repeat_interleave(2, 0))
+        pairs = replace(two_views(z1, z2, ids), guide=taught, candidate_guide=taught.repeat_interleave(2, 0))
         return self.objective.on(pairs)
 
     def after_step(self) -> None:
@@ -63,8 +63,8 @@ class SimCLR(TaughtBatch):
 
     Args:
         encoder, head: see `Framework`.
-        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows: see `NTXent`.
-        positive_in_denominator, rescale_kept, prior, hardness, decoupled: see `NTXent`.
+        temperature, detector, action, min_negatives, kin_weight, own_weight, block_rows: see `NTXentLoss`.
+        rescale_kept, prior, hardness, decoupled: see `NTXentLoss`.
         second_head: (B, F) → (B, D), on which kin are attracted, as in WCL (Zheng et al., ICCV 2021): the loss is the sum of the plain one
             on the first head, which the detector goes by, and of the one with attraction on the second, so that wrong kin do not spoil the
             embedding they are found by. None: there is one head for both.
@@ -78,25 +78,24 @@ class SimCLR(TaughtBatch):
         encoder: nn.Module,
         head: nn.Module,
         temperature: float = 0.2,
-        positive_in_denominator: bool = True,
         rescale_kept: bool = False,
         second_head: nn.Module | None = None,
         **shared: Unpack[Estimate],
     ) -> None:
-        objective = NTXent(temperature, positive_in_denominator, rescale_kept, **seen_by_first(shared, second_head))
+        objective = NTXentLoss(temperature=temperature, rescale_kept=rescale_kept, **seen_by_first(shared, second_head))
         super().__init__(encoder, head, objective)
         self.second_head, self.first_objective = second_head, None
         if second_head is not None:
             alone: Estimate = {**shared, "detector": None, "own_weight": None}
-            self.first_objective = NTXent(temperature, positive_in_denominator, rescale_kept, **alone)
+            self.first_objective = NTXentLoss(temperature=temperature, rescale_kept=rescale_kept, **alone)
 
     def forward(self, views: Tensor, ids: Tensor) -> Tensor:
         if self.second_head is None or self.first_objective is None:
             return super().forward(views, ids)
         ids, features = integer_ids(ids, views.device), self.encoder(views.flatten(0, 1))
         z, w = (head(features).chunk(2) for head in (self.head, self.second_head))
-        first, second = (two_views(one, other, ids, unit) for one, other in (z, w))
-        seen = first.anchors.detach()
+        first, second = (two_views(one, other, ids) for one, other in (z, w))
+        seen = unit(first.anchors.detach())
         second = replace(second, guide=seen, candidate_guide=seen, collected=seen)
         return self.first_objective.on(first) + self.objective.on(second)
 
@@ -115,9 +114,9 @@ def seen_by_first(shared: Estimate, second_head: nn.Module | None) -> Estimate:
         raise ValueError(
             "`head.second` (=true) needs a detector with the action 'attract', such as +components: it is what kin are attracted on"
         )
-    if guidance_of(detector).reads is not None:
+    if detector.guide is not None:
         raise ValueError(f"`head.second` (=true) must be false with {detector!r}: a second head follows the similarities of the first")
-    return {**shared, "detector": Elsewhere(detector)}
+    return {**shared, "detector": InGuideSpace(detector)}
 
 
 class SogCLRFramework(TaughtBatch):
@@ -125,12 +124,12 @@ class SogCLRFramework(TaughtBatch):
 
     Args:
         encoder, head: see `Framework`.
-        num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows: see `SogCLR`.
+        num_samples, temperature, gamma, detector, action, min_negatives, kin_weight, block_rows: see `SogCLRLoss`.
     """
 
     paper: ClassVar[str] = "Yuan et al., ICML 2022"
     needs: ClassVar[str] = "one number per sample"
-    refused: ClassVar[Mapping[str, str]] = SogCLR.refused
+    refused: ClassVar[Mapping[str, str]] = SogCLRLoss.refused
 
     def __init__(
         self,
@@ -141,5 +140,5 @@ class SogCLRFramework(TaughtBatch):
         gamma: float = 0.9,
         **shared: Unpack[Shared],
     ) -> None:
-        objective = SogCLR(num_samples, temperature, gamma, **shared)
+        objective = SogCLRLoss(num_samples=num_samples, temperature=temperature, gamma=gamma, **shared)
         super().__init__(encoder, head, objective)

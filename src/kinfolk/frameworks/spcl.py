@@ -1,7 +1,7 @@
 """SPCL: Mo, Sun and Li, Siamese Prototypical Contrastive Learning, 2022, algorithm 1 and equations 1 to 5.
 
-`PrototypeLabels` assigns a prototype to every sample, `SPCL` is the framework, `cluster_pair_batches` composes the batches (section 3.2),
-and `reinitialise` resets heads.
+`PrototypeLabels` assigns a prototype to every sample, `SPCL` is the framework, `cluster_pair_batches` and `one_prototype_batches` compose
+the batches (section 3.2), and `reinitialise` resets heads.
 
 Dimension key: V views, B batch, A rows of features (A = B·V, sample-major), F features, D embedding, N data set, K prototypes, L levels,
 S batches of an epoch, H anchors of a batch (half of it), M samples.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +20,20 @@ from typing_extensions import Unpack
 
 from kinfolk import distributed
 from kinfolk.clustering import PseudoLabels
-from kinfolk.detectors.base import Refreshed, Space
-from kinfolk.errors import warn_if_warmup_too_long
+from kinfolk.detectors.base import Detector, Space
+from kinfolk.errors import UsageError, warn_if_warmup_too_long
 from kinfolk.frameworks.base import Framework
 from kinfolk.models.heads import embedding_size, embeddings, projection_head
-from kinfolk.objectives import NTXent
-from kinfolk.objectives.ntxent import Estimate
+from kinfolk.objectives import NTXentLoss
+from kinfolk.objectives.base import Shared
 from kinfolk.objectives.prototypes import PrototypeCrossEntropy
-from kinfolk.objectives.siamese import SiameseMetric
+from kinfolk.objectives.siamese import SiameseMetric, draw_partners
 from kinfolk.pairs import integer_ids
 from kinfolk.seeding import counted
+from kinfolk.stats import Stats
 
 Source = Literal["clusters", "labels"]
+Batches = Literal["chunks", "one_prototype"]
 
 
 class PrototypeLabels(nn.Module):
@@ -44,6 +46,7 @@ class PrototypeLabels(nn.Module):
         num_clusters: clusters of each level, or of a single level. None means one level with a prototype for every 98 samples.
         labels: (N,) true labels, −1 if unknown. Only with "labels".
         seed, warm_start, iterations, warm_iterations, points_per_cluster: see `PseudoLabels`.
+        whiten: size to which features are reduced by `pca_whitened` before they are clustered, always from new centroids; None: not.
 
     State: the clusters. True labels are not saved.
     """
@@ -64,8 +67,12 @@ class PrototypeLabels(nn.Module):
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
+        whiten: int | None = None,
     ) -> None:
         super().__init__()
+        if whiten is not None and whiten < 1:
+            raise ValueError(f"`whiten` (={whiten}) must be at least 1")
+        self.whiten = whiten
         if source not in ("clusters", "labels"):
             raise ValueError(f"`prototypes` (={source!r}) must be 'clusters' or 'labels'")
         if source == "labels" and (labels is None or not (labels >= 0).any()):
@@ -79,10 +86,10 @@ class PrototypeLabels(nn.Module):
         chosen = max(2, num_samples // 98) if num_clusters is None else num_clusters
         self.clusters = PseudoLabels(
             num_samples,
-            num_features,
+            num_features if whiten is None else min(whiten, num_features),
             chosen,
             seed=seed,
-            warm_start=warm_start,
+            warm_start=warm_start and whiten is None,  # the axes of two whitenings differ
             iterations=iterations,
             warm_iterations=warm_iterations,
             points_per_cluster=points_per_cluster,
@@ -103,7 +110,8 @@ class PrototypeLabels(nn.Module):
         """Clusters (N, F) features of all samples, in data-set order, at unit norm. With true labels it does nothing."""
         if self.clusters is not None:
             assert features is not None
-            self.clusters.refresh(F.normalize(features, dim=1))
+            used = features if self.whiten is None else pca_whitened(features, self.whiten)
+            self.clusters.refresh(F.normalize(used, dim=1))
 
     def levels(self, ids: Tensor) -> Tensor:
         """(L, A) prototypes of the samples `ids`, or −1 if there is none (yet)."""
@@ -129,7 +137,7 @@ class SPCL(Framework):
     Prototypes are k-means clusters of the unit-norm features h of all samples, recomputed before every epoch. The denominator of NT-Xent
     contains neither z nor z′ (equation 1). The metric loss is `SiameseMetric`, the prototype loss is `PrototypeCrossEntropy`, and batches
     are composed by `cluster_pair_batches`. Before the first prototypes, the loss is NT-Xent on random batches. Detector and action apply
-    only to NT-Xent. With β = γ = 0 and `positive_in_denominator` it is SimCLR on batches by cluster.
+    only to NT-Xent. With β = γ = 0 and `decoupled=False` it is SimCLR on batches by cluster.
 
     Args:
         encoder, head: f and g_c; see `Framework`.
@@ -142,10 +150,14 @@ class SPCL(Framework):
         labels: (N,) labels of the samples, −1 if unknown. Only with "labels".
         reinitialise: heads that are reset at every refresh, as in algorithm 1.
         every: epochs between two refreshes.
+        whiten: features are whitened and reduced to this size by PCA before k-means (256 in the authors' code); None: not.
+        contrast_apart: the two halves of a batch, that of the anchor prototypes and that of others, are contrasted each for itself, as in
+            the authors' code; on one process only.
+        batch_mode: "chunks", see `cluster_pair_batches`, or "one_prototype", see `one_prototype_batches`.
         reverse_weight, log_zero: symmetric cross-entropy for noisy prototypes; see `prototype_cross_entropy`.
         warm_start, cluster_seed, iterations, warm_iterations, points_per_cluster: settings of k-means; see `PseudoLabels`.
-        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXent`.
-        positive_in_denominator, prior, hardness: see `NTXent`. `decoupled` is refused, as it is the default here.
+        temperature, detector, action, min_negatives, kin_weight, block_rows: see `NTXentLoss`.
+        decoupled, prior, hardness: see `NTXentLoss`. The paper's loss is decoupled.
 
     State: the clusters, the heads, `seed` (drawn from torch's generator at construction), the number of `draws` of pairs, and whether
     the prototypes have `begun`.
@@ -177,21 +189,25 @@ class SPCL(Framework):
         warm_start: bool = True,
         cluster_seed: int = 0,
         temperature: float = 0.5,
-        positive_in_denominator: bool = False,
+        decoupled: bool = True,
+        prior: float | None = None,
+        hardness: float | None = None,
         iterations: int = 20,
         warm_iterations: int = 5,
         points_per_cluster: int = 256,
-        **shared: Unpack[Estimate],
+        whiten: int | None = None,
+        contrast_apart: bool = False,
+        batch_mode: Batches = "chunks",
+        **shared: Unpack[Shared],
     ) -> None:
-        if shared.get("decoupled"):
-            raise ValueError(
-                "`decoupled` (=True) must be left out with SPCL: the positive is not in the denominator anyway, unless "
-                f"`positive_in_denominator` (={positive_in_denominator}) is True"
-            )
-        objective = NTXent(temperature, positive_in_denominator, **shared)
+        objective = NTXentLoss(temperature=temperature, decoupled=decoupled, prior=prior, hardness=hardness, **shared)
         super().__init__(encoder, head, objective)
         self.weights = {"contrast_weight": contrast_weight, "metric_weight": metric_weight, "prototype_weight": prototype_weight}
         _check(self.weights, reinitialise, warmup_epochs, every)
+        if batch_mode not in get_args(Batches):
+            raise ValueError(f"`batch_mode` (={batch_mode!r}) must be one of {', '.join(get_args(Batches))}")
+        self.contrast_apart, self.batch_mode = contrast_apart, batch_mode
+        self._stats: Stats | None = None
         self.warmup_epochs, self.every, self.reinitialise, self.epoch, self._warned = warmup_epochs, every, reinitialise, 0, False
         size = embedding_size(encoder, nn.Identity())
         self.assigned = PrototypeLabels(
@@ -205,6 +221,7 @@ class SPCL(Framework):
             iterations,
             warm_iterations,
             points_per_cluster,
+            whiten,
         )
         if not contrast_weight:
             head.requires_grad_(False)  # used only for metrics, so the optimiser and DDP must not expect a gradient
@@ -224,7 +241,7 @@ class SPCL(Framework):
         z1, z2 = self.head(h).chunk(2)
         contrast, metric, prototype = self.weights.values()
         begun = float(self._with_prototypes)  # a factor, because DDP expects a gradient of every head in every step
-        loss = contrast * self.objective(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
+        loss = contrast * self._contrast(z1, z2, ids) if contrast else 0 * self._measure(z1, z2, ids)
         h_AF = h.view(len(views), len(ids), -1).transpose(0, 1).flatten(0, 1)
         if self.metric is not None:
             (all_ids,) = distributed.joined(ids)
@@ -240,7 +257,29 @@ class SPCL(Framework):
         if not self._with_prototypes:
             return None
         all_ids = torch.arange(self.assigned.num_samples, device=self.assigned.device)
-        return cluster_pair_batches(self.assigned.first(all_ids), batch_size, generator)
+        compose = cluster_pair_batches if self.batch_mode == "chunks" else one_prototype_batches
+        return compose(self.assigned.first(all_ids), batch_size, generator)
+
+    @property
+    def stats(self) -> Stats:
+        return super().stats if self._stats is None else self._stats
+
+    def _contrast(self, z1: Tensor, z2: Tensor, ids: Tensor) -> Tensor:
+        """NT-Xent of the batch or, with `contrast_apart`, of its two halves, weighted by their sizes."""
+        self._stats = None
+        if not self.contrast_apart or not self._with_prototypes:
+            whole: Tensor = self.objective(z1, z2, ids)
+            return whole
+        if distributed.world_size() > 1:
+            raise UsageError("`contrast_apart` (=True) is for one process: the halves of a batch are not of one size on all ranks")
+        anchors_B = draw_partners(self.assigned.first(ids), 1, torch.Generator()).anchors_A
+        losses: list[Tensor] = []
+        for half_B in (anchors_B, ~anchors_B):
+            some = half_B.nonzero().flatten()
+            if len(some) > 1:  # a sample alone has no negatives
+                losses.append(len(some) / len(ids) * self.objective(z1[some], z2[some], ids[some]))
+                self._stats = self.objective.stats if self._stats is None else self._stats + self.objective.stats
+        return torch.stack(losses).sum()
 
     @property
     def space(self) -> Space:
@@ -249,7 +288,7 @@ class SPCL(Framework):
     @property
     def collects(self) -> bool:
         """With true labels as prototypes, features are needed only if a detector needs them."""
-        return self.assigned.clusters is None and all(each.collects or not each.due(self.epoch) for each in self.refreshed)
+        return self.assigned.clusters is None and all(each.collects or not each.due(self.epoch) for each in self.detectors)
 
     @property
     def reinitialised(self) -> tuple[nn.Parameter, ...]:
@@ -262,7 +301,7 @@ class SPCL(Framework):
 
     def refresh(self, features: Tensor | None, progress: float) -> None:
         """Detectors that use embeddings receive those of g_c before it is reset."""
-        for detector in self.refreshed:
+        for detector in self.detectors:
             if detector.due(self.epoch):
                 detector.refresh(self._features_for(detector, features), progress)
         if not self._refreshes_in(self.epoch):
@@ -274,20 +313,20 @@ class SPCL(Framework):
         )  # torch's generator uses only the lower 32 bits
 
     def finish(self, features: Tensor | None) -> None:
-        for detector in self.refreshed:
+        for detector in self.detectors:
             if detector.refreshed_at_end:
                 detector.refresh(self._features_for(detector, features), 1.0)
 
-    def _features_for(self, detector: Refreshed, features: Tensor | None) -> Tensor | None:
+    def _features_for(self, detector: Detector, features: Tensor | None) -> Tensor | None:
         """(N, F or D) input of a detector's refresh: features, their embeddings, or None if it collects its own."""
         if detector.collects or features is None:
             return None
         return features if detector.space == "features" else embeddings(self.head, features)
 
-    def set_progress(self, epoch: int, num_epochs: int) -> None:
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
         super().set_progress(epoch, num_epochs)
         self._warned = self._warned or warn_if_warmup_too_long(self.warmup_epochs, num_epochs, "prototypes")
-        self.epoch = epoch
+        self.epoch = int(epoch)
 
     @property
     def _with_prototypes(self) -> bool:
@@ -352,8 +391,7 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
         >>> [sorted(batch) for batch in labels[order].view(2, 4).tolist()]
         [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
-    if not 2 <= batch_size <= len(labels):
-        raise ValueError(f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples (={len(labels)})")
+    _check_batch_size(labels, batch_size)
     _, cluster_N = torch.unique(labels.cpu(), return_inverse=True)
     steps, half = len(labels) // batch_size, batch_size // 2
     chunked_N = _chunked(cluster_N, half, generator)
@@ -367,6 +405,58 @@ def cluster_pair_batches(labels: Tensor, batch_size: int, generator: torch.Gener
     batches_SB = torch.cat((anchors_SH, others), 1)
     places_SB = torch.rand(steps, batch_size, generator=generator, dtype=torch.float64).argsort(1)
     return batches_SB.gather(1, places_SB).flatten()
+
+
+def one_prototype_batches(labels: Tensor, batch_size: int, generator: torch.Generator) -> Tensor:
+    """(S·B,) samples of an epoch, batch after batch. Every batch is half of exactly one cluster, and half of samples of the others.
+
+    Section 3.2 to the letter: each step draws a cluster p, half a batch of its samples, and the other half from all other samples. A
+    cluster with fewer samples than half a batch gives some of them several times. An epoch therefore repeats samples and leaves others out.
+
+    Example:
+        >>> labels = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1])
+        >>> order = one_prototype_batches(labels, 4, torch.Generator().manual_seed(3)).view(2, 4)
+        >>> [int(labels[batch].sum()) for batch in order]
+        [2, 2]
+    """
+    _check_batch_size(labels, batch_size)
+    _, cluster_N, size_K = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
+    steps, half = len(labels) // batch_size, batch_size // 2
+    if len(size_K) < 2:
+        return torch.randperm(len(labels), generator=generator)[: steps * batch_size]
+    by_cluster_N, start_K = cluster_N.argsort(stable=True), size_K.cumsum(0) - size_K
+    batches = []
+    for p in torch.randint(len(size_K), (steps,), generator=generator).tolist():
+        start, size = int(start_K[p]), int(size_K[p])
+        turns = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-half // size))])
+        other = torch.randint(len(labels) - size, (batch_size - half,), generator=generator)
+        places = torch.cat((start + turns[:half], other + size * (other >= start)))
+        batches.append(by_cluster_N[places[torch.randperm(batch_size, generator=generator)]])
+    return torch.cat(batches)
+
+
+@torch.no_grad()
+def pca_whitened(features: Tensor, size: int) -> Tensor:
+    """(N, min(size, F)) the projections of (N, F) features on their first principal axes, each scaled to variance 1.
+
+    An axis without variance, such as one beyond the rank of the features, is 0.
+
+    Example:
+        >>> pca_whitened(torch.tensor([[3.0, 0.0], [-3.0, 0.0]]), 1).abs()
+        tensor([[1.],
+                [1.]])
+    """
+    centred = features.double() - features.double().mean(0)
+    variance_F, axes_FF = torch.linalg.eigh(centred.T @ centred / len(centred))
+    variance_P, axes_FP = variance_F.flip(0)[:size], axes_FF.flip(1)[:, :size]
+    kept_P = variance_P > variance_F[-1] * 1e-9
+    white_NP: Tensor = centred @ axes_FP * torch.where(kept_P, variance_P.clamp(min=1e-300).rsqrt(), 0.0)
+    return white_NP.to(features.dtype)
+
+
+def _check_batch_size(labels: Tensor, batch_size: int) -> None:
+    if not 2 <= batch_size <= len(labels):
+        raise ValueError(f"`batch_size` (={batch_size}) must be at least 2 and at most the number of samples (={len(labels)})")
 
 
 def _chunked(cluster_N: Tensor, half: int, generator: torch.Generator) -> Tensor:

@@ -17,10 +17,26 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, UsageError, did_you_mean
 from kinfolk.models.heads import SplitEncoder
-from kinfolk.models.resnet import ResNet, Stem, resnet10, resnet18, resnet34, resnet50
+from kinfolk.models.resnet import (
+    ResNet,
+    Stem,
+    resnet10,
+    resnet18,
+    resnet34,
+    resnet50,
+    resnet101,
+    resnet152,
+)
 from kinfolk.models.text import needed, open_clip_model
 
-ENCODERS: dict[str, Callable[..., ResNet]] = {"resnet10": resnet10, "resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50}
+ENCODERS: dict[str, Callable[..., ResNet]] = {
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+    "resnet152": resnet152,
+}
 
 
 class Adapted(nn.Module):
@@ -60,7 +76,8 @@ def build_encoder(
     """Builds the encoder called `name`; its `output_size` is the length of its vectors.
 
     Args:
-        name: resnet10, resnet18, resnet34, resnet50; torchvision/NAME, timm/NAME or open_clip/NAME where these packages are installed.
+        name: resnet10, 18, 34, 50, 101 or 152; torchvision/NAME, timm/NAME or open_clip/NAME where
+            these packages are installed.
         stem: "cifar" for small images, "imagenet" as in torchvision; only for the ResNets of this library.
         width: channels of the first stage; None: 16 for resnet10, 64 for the others. Only for the ResNets of this library.
         zero_init_residual: initialise every residual block as the identity. Only for the ResNets of this library.

@@ -9,6 +9,7 @@ With `stem="imagenet"` and `width=64` the encoder is torchvision's network witho
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -100,6 +101,7 @@ class ResNet(nn.Module):
             raise ValueError(f"`width` (={width}) must be at least 1")
         if in_channels < 1:
             raise ValueError(f"`in_channels` (={in_channels}) must be at least 1")
+        require_memory(num_weights(block, depths, width), f"`width` (={width})")
         self.config: dict[str, Any] | None = None
         """Set by `build_encoder`: its arguments, so that `load_encoder` can build the same again."""
         self.output_size = width * 8 * block.expansion
@@ -134,6 +136,42 @@ class ResNet(nn.Module):
                 nn.init.zeros_(module.last_norm.weight)
 
 
+def num_weights(block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], width: int) -> int:
+    """Number of weights of the convolutions of all stages, from the sizes alone.
+
+    Example:
+        >>> num_weights(BasicBlock, (2, 2, 2, 2), 64)
+        11157504
+    """
+    number, in_size = 0, width
+    for stage, depth in enumerate(depths):
+        size = width * 2**stage
+        out_size = size * block.expansion
+        for _ in range(depth):
+            if block is BasicBlock:
+                number += 9 * (in_size * size + size * size)
+            else:
+                number += in_size * size + 9 * size * size + size * out_size
+            number += in_size * out_size if in_size != out_size else 0
+            in_size = out_size
+    return number
+
+
+def require_memory(weights: int, what: str) -> None:
+    """Refuses a network whose weights are larger than the memory of this machine, before any of it
+    is allocated."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # the system does not tell
+        memory = 1 << 40
+    if 4 * weights > memory:
+        raise ValueError(
+            f"{what} gives a network of {weights:.3g} weights, which need "
+            f"{4 * weights / 2**30:,.0f} GB of the {memory / 2**30:,.0f} GB of "
+            "memory; choose a smaller one"
+        )
+
+
 def resnet10(*, stem: Stem = "cifar", width: int = 16, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
     """One basic block per stage; 0.3 million parameters with the default width, for training on a CPU."""
     return ResNet(BasicBlock, (1, 1, 1, 1), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
@@ -152,6 +190,18 @@ def resnet34(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool 
 def resnet50(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
     """ResNet-50, 24 million parameters."""
     return ResNet(Bottleneck, (3, 4, 6, 3), stem=stem, width=width, zero_init_residual=zero_init_residual, in_channels=in_channels)
+
+
+def resnet101(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+    """ResNet-101, 43 million parameters."""
+    options: Any = {"zero_init_residual": zero_init_residual, "in_channels": in_channels}
+    return ResNet(Bottleneck, (3, 4, 23, 3), stem=stem, width=width, **options)
+
+
+def resnet152(*, stem: Stem = "cifar", width: int = 64, zero_init_residual: bool = False, in_channels: int = 3) -> ResNet:
+    """ResNet-152, 58 million parameters."""
+    options: Any = {"zero_init_residual": zero_init_residual, "in_channels": in_channels}
+    return ResNet(Bottleneck, (3, 8, 36, 3), stem=stem, width=width, **options)
 
 
 def _stage(block: type[BasicBlock] | type[Bottleneck], in_size: int, size: int, depth: int, stride: int) -> nn.Sequential:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.errors import KinfolkError, UsageError
+from kinfolk.errors import KinfolkError, UsageError, install_hint
 
 
 class TextTransformer(nn.Module):
@@ -233,5 +233,4 @@ def needed(module: str, package: str, extra: str | None = None) -> ModuleType:
     except (ImportError, RuntimeError) as error:
         if getattr(error, "name", None) != module.partition(".")[0]:  # it is installed but broken
             raise KinfolkError(f"{module} is installed but can't be imported: {error}") from error
-        other = "" if extra is None else f" or `pip install 'kinfolk[{extra}]'`"
-        raise UsageError(f"this model needs the package {package}; install it with `pip install {package}`{other}.") from None
+        raise UsageError(f"this model needs the package {package}; {install_hint(package, extra)}") from None

@@ -30,6 +30,8 @@ DESCRIPTION = "model.json"
 _BUILT_BY = frozenset(("name", "stem", "width", "zero_init_residual", "in_channels"))
 """The settings that a file may give for an encoder. `pretrained` is not among them, because it would download weights."""
 _WIDEST = 1 << 14
+_NESTED = ("state_dict", "model_state_dict", "model", "net")
+"""Keys under which programs put the state dict of a network in their checkpoints."""
 
 
 def save_encoder(encoder: nn.Module, directory: Path | str, meta: Mapping[str, Any] | None = None) -> Path:
@@ -118,8 +120,10 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each reader has its own errors, and pickle any
         raise KinfolkError(f"{path} can't be read as weights: {why_unreadable(error)}.") from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
+    for key in _NESTED:
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+            break
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise KinfolkError(f"{path} is not a state dict; it must map names to tensors.")
     return dict(state)

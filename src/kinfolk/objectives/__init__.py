@@ -1,24 +1,23 @@
-"""What the loss is, given similarities and roles."""
+"""Losses: what is minimised, given similarities and kin."""
 
 from kinfolk.objectives.base import Objective
-from kinfolk.objectives.bimodal import Bimodal, CLIPLoss
-from kinfolk.objectives.bimodal_sogclr import BimodalSogCLR
-from kinfolk.objectives.fastclip import FastCLIP
-from kinfolk.objectives.ntxent import NTXent
-from kinfolk.objectives.prototypes import LocalAggregation
-from kinfolk.objectives.relative import RelativeContrast
-from kinfolk.objectives.siglip import SigLIPLoss
-from kinfolk.objectives.sogclr import SogCLR
+from kinfolk.objectives.bimodal import BimodalLoss, BimodalSogCLRLoss, CLIPLoss, SigLIPLoss, group_ids_of
+from kinfolk.objectives.fastclip import FastCLIPLoss
+from kinfolk.objectives.ntxent import NTXentLoss
+from kinfolk.objectives.prototypes import LocalAggregationLoss
+from kinfolk.objectives.relative import RelativeContrastLoss
+from kinfolk.objectives.sogclr import SogCLRLoss
 
 __all__ = [
-    "Bimodal",
-    "BimodalSogCLR",
+    "BimodalLoss",
+    "BimodalSogCLRLoss",
     "CLIPLoss",
-    "FastCLIP",
-    "LocalAggregation",
-    "NTXent",
+    "FastCLIPLoss",
+    "LocalAggregationLoss",
+    "NTXentLoss",
     "Objective",
-    "RelativeContrast",
+    "RelativeContrastLoss",
     "SigLIPLoss",
-    "SogCLR",
+    "SogCLRLoss",
+    "group_ids_of",
 ]

@@ -1,27 +1,35 @@
-"""What an objective is: similarities and roles in, one loss out; and the door through which users call it."""
+"""The base class of losses: their shared arguments, ranks, state, and the public `forward`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, fields, replace
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.contrast import Contrast, Rows, Terms, joined
-from kinfolk.detectors.base import Detector, Refreshed, guidance_of, set_loss_temperature, wants
-from kinfolk.pairs import ACTIONS, Action, Pairs, Policy, other_views, two_views
-from kinfolk.stats import Labels, Stats
-from kinfolk.stores.per_sample import finite, skips
+from kinfolk.contrast import BlockLoss, Contrast, Outcome, Rows, State, block_loss, compile_block_loss, contrast
+from kinfolk.detectors.base import Detector
+from kinfolk.kinship import ACTIONS, Action, Policy
+from kinfolk.pairs import Pairs, integer_ids, two_views
+from kinfolk.stats import Stats
+from kinfolk.stores.per_sample import check_ids, check_num_samples, finite, skips
+
+READ_EVERY = 32
+"""Steps after which the host reads losses from an accelerator; on a CPU it reads every step."""
+
+
+def may_read(calls: int, *tensors: Tensor) -> bool:
+    """Whether the host may read these tensors now: always on a CPU, every `READ_EVERY` calls on an
+    accelerator, where reading stops the step."""
+    return all(x.device.type == "cpu" for x in tensors) or calls % READ_EVERY == 0
 
 
 class Shared(TypedDict, total=False):
-    """The arguments that every loss has in common, by keyword; see `Objective`. A framework hands them on to its loss."""
+    """The arguments that all losses share; see `Settings`. A framework passes them on to its loss."""
 
     detector: Detector | None
     action: Action
@@ -33,363 +41,332 @@ class Shared(TypedDict, total=False):
     compile: bool
 
 
-def with_detector(shared: Shared, detector: Detector | None) -> Shared:
-    """The same with another detector."""
-    return {**shared, "detector": detector}
-
-
-READ_EVERY = 32
-"""Steps after which the host reads what it needs from an accelerator; on a CPU, it reads it at every step."""
-
-USUAL: Shared = {
-    "detector": None,
-    "action": "eliminate",
-    "min_negatives": 1,
-    "kin_weight": 0.5,
-    "own_weight": None,
-    "block_rows": None,
-    "gather": None,
-    "compile": False,
-}
-"""Their values where they are not given."""
-
-
-class Objective(nn.Module, ABC):
-    """Abstract. A contrastive loss over two views, or over any `Pairs`, with a detector and an action.
+@dataclass(kw_only=True, eq=False, repr=False)
+class Settings(nn.Module):
+    """Abstract. The arguments that all losses share, all of them keyword-only.
 
     Args:
-        temperature: t > 0.
-        detector: returns which candidates are kin; None: nothing is flagged.
-        action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a positive), "reweight" (a factor in the
-            denominator).
-        min_negatives: that many negatives of each anchor, the least similar, are kept however many are kin.
-        kin_weight: the factor of "reweight" for detectors that know no degrees of kinship.
-        own_weight: with "attract", the share of the pull that the own positives keep, in [0, 1]; kin share the rest by their degrees.
-            Without kin the own positives have all of it. None: an own positive counts as much as kin with the degree 1.
-        block_rows: rows of similarities held at a time; None: so many that a block has some four million entries, on a CPU.
-        gather: candidates from all ranks; None: where a process group is initialised. State is joined over ranks in any case.
-        compile: whether the work on blocks of similarities goes through `torch.compile`; without a compiler it stays as it is.
+        temperature: t > 0. Each loss has its paper's default.
+        detector: finds false negatives among the candidates; None: nothing is flagged.
+        action: what is done about kin: "eliminate" (out of the denominator), "attract" (also a
+            positive), "reweight" (a weight in the denominator).
+        min_negatives: this many negatives of each anchor, the least similar, are always kept.
+        kin_weight: the weight of kin with "reweight", for detectors without degrees.
+        own_weight: with "attract", the share of the pull that the positives keep, in [0, 1]; kin
+            share the rest by their degrees. None: a positive counts as much as kin of degree 1.
+        block_rows: rows of similarities held at a time; None: as many as fit into some megabytes.
+        gather: use the candidates of all ranks; None: where a process group is initialised. State
+            is merged over ranks in any case.
+        compile: compiles the loss of a block with `torch.compile`. Needs a C++ compiler.
     """
 
-    attracted_stay: ClassVar[bool]
-    reads_weight: ClassVar[bool] = False
-    """Whether `terms` reads Σ w of each row."""
-    pools_kin: ClassVar[bool] = False
-    """Whether attracted kin are summed inside the logarithm; `terms` then receives their log-sum-exp."""
-    hardness: float = 0.0
-    """β, by which similar negatives weigh more; see `kinship.hardened`."""
+    temperature: float = 0.1
+    detector: Detector | None = None
+    action: Action = "eliminate"
+    min_negatives: int = 1
+    kin_weight: float = 0.5
+    own_weight: float | None = None
+    block_rows: int | None = None
+    gather: bool | None = None
+    compile: InitVar[bool] = False  # not an attribute: modules have a method `compile`
+
     shares_pull: ClassVar[bool] = True
-    """Whether own positives and attracted kin share one pull, so that `own_weight` can divide it."""
-    grades: ClassVar[bool] = False
-    """Whether it goes by the degrees of the own positives."""
-    addresses: ClassVar[bool] = False
-    """Whether it keeps state by sample id, so that a call without ids would write to the wrong samples."""
+    """Whether positives and attracted kin share one pull, so that `own_weight` can divide it."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings of other losses that make no sense here, each with the reason."""
 
-    def __init__(self, temperature: float, **shared: Unpack[Shared]) -> None:
-        super().__init__()
-        for name, value in shared.items():
-            if name in self.refused:
-                raise ValueError(f"`{name}` (={value}) must be left out with {type(self).__name__}: {self.refused[name]}")
-            if name not in USUAL:
-                raise TypeError(f"{type(self).__name__} has no argument `{name}`; the shared ones are {', '.join(USUAL)}")
-        given: Shared = {**USUAL, **shared}
-        action, min_negatives, kin_weight = given["action"], given["min_negatives"], given["kin_weight"]
-        if not temperature > 0:
-            raise ValueError(f"`temperature` (={temperature}) must be above 0")
-        if action not in ACTIONS:
-            raise ValueError(f"`action` (={action!r}) must be one of {', '.join(ACTIONS)}")
-        if min_negatives < 1:
-            raise ValueError(f"`min_negatives` (={min_negatives}) must be at least 1: an anchor without negatives has no gradient")
-        if not 0 <= kin_weight <= 1:
-            raise ValueError(f"`kin_weight` (={kin_weight}) must be in [0, 1]")
-        self.own_weight, judge = given["own_weight"], given["detector"]
-        if self.own_weight is None and action == "attract" and self.shares_pull:
-            self.own_weight = guidance_of(judge).own_weight
-        if action == "eliminate" and guidance_of(judge).soft:
-            raise ValueError(
-                f"`action` (='eliminate') must be 'attract' or 'reweight' with {judge!r}: every candidate is kin to some degree, and none "
-                "would be left"
-            )
-        if self.own_weight is not None and not 0 <= self.own_weight <= 1:
-            raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
-        if self.own_weight is not None and (action != "attract" or not self.shares_pull):
-            what = type(self).__name__ if action == "attract" else f"`action` (={action!r})"
-            raise ValueError(f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull of 'attract'")
-        self.block_rows, self.gather, self.compiles = given["block_rows"], given["gather"], given["compile"]
+    def __new__(cls, *args: Any, **given: Any) -> Settings:
+        for name in given.keys() & cls.refused:
+            if given[name]:
+                raise ValueError(f"`{name}` (={given[name]}) must be left out with {cls.__name__}: {cls.refused[name]}")
+        if "num_samples" in given:
+            check_num_samples(given["num_samples"])
+        self = super().__new__(cls)
+        nn.Module.__init__(self)  # a dataclass sets attributes before any `__init__` of ours could run
+        return self
+
+    def __post_init__(self, compile: bool) -> None:
+        self.compiles = compile
+        if not self.temperature > 0:
+            raise ValueError(f"`temperature` (={self.temperature}) must be above 0")
+        if self.detector is not None and not isinstance(self.detector, Detector):
+            raise TypeError(f"`detector` (={self.detector!r}) must be a detector object, such as kf.FNC(top_k=3)")
+        if self.action not in ACTIONS:
+            raise ValueError(f"`action` (={self.action!r}) must be one of {', '.join(ACTIONS)}")
+        if self.min_negatives < 1:
+            raise ValueError(f"`min_negatives` (={self.min_negatives}) must be at least 1: an anchor without negatives has no gradient")
+        if not 0 <= self.kin_weight <= 1:
+            raise ValueError(f"`kin_weight` (={self.kin_weight}) must be in [0, 1]")
         if self.block_rows is not None and self.block_rows < 1:
             raise ValueError(f"`block_rows` (={self.block_rows}) must be at least 1")
-        self.temperature, self.detector, self.action = temperature, given["detector"], action
-        self.min_negatives, self.kin_weight = min_negatives, kin_weight
+        if self.action == "eliminate" and self.detector is not None and self.detector.soft:
+            raise ValueError(
+                f"`action` (='eliminate') must be 'attract' or 'reweight' with {self.detector!r}: every candidate is kin "
+                "to some degree, and none would be left"
+            )
+        if self.own_weight is None and self.detector is not None and self.action == "attract" and self.shares_pull:
+            self.own_weight = self.detector.own_weight
+        if self.own_weight is not None and not 0 <= self.own_weight <= 1:
+            raise ValueError(f"`own_weight` (={self.own_weight}) must be in [0, 1]")
+        if self.own_weight is not None and (self.action != "attract" or not self.shares_pull):
+            what = type(self).__name__ if self.action == "attract" else f"`action` (={self.action!r})"
+            raise ValueError(f"`own_weight` (={self.own_weight}) must be None with {what}: it divides the pull of 'attract'")
+
+    def __repr__(self) -> str:
+        given = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        shown = [f"{name}={value!r}" for name, (value, default) in given.items() if value != default]
+        shown += ["compile=True"] if self.compiles else []
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+del Settings.detector, Settings.compile  # class attributes would hide the module's; the defaults stay
+
+
+class Objective(Settings, ABC):
+    """Abstract. A contrastive loss over two views, or over any `Pairs`."""
+
+    attracted_stay: ClassVar[bool] = True
+    """Whether attracted kin stay in the denominator (InfoNCE) or leave it (SogCLR)."""
+    keeps_negatives: ClassVar[bool] = True
+    """Whether an anchor needs negatives, so that `min_negatives` of them are kept."""
+    uses_degrees: ClassVar[bool] = False
+    """Whether it uses `Pairs.degree`."""
+    labels: Tensor | None
+    groups: Tensor | None
+    _block_loss: BlockLoss | None = None
+
+    def __post_init__(self, compile: bool) -> None:
+        super().__post_init__(compile)
         if self.detector is not None:
-            set_loss_temperature(self.detector, temperature)
-        self._stats: Stats | Callable[[], Stats] = Stats.empty()
-        self.labelled = False  # whether all labels are known
-        self.judges = True
-        """Whether calls count hits and misses by the labels. False: only the share flagged is counted, which saves some thirty launches."""
-        self._losses: list[Tensor] = []
-        self.labels: Tensor | None
+            self.detector.set_loss_temperature(self.temperature)
+        self._stats, self._losses = Stats.empty(), list[Tensor]()
         self.register_buffer("labels", None, persistent=False)
-        self.groups: Tensor | None
         self.register_buffer("groups", None, persistent=False)
 
     @abstractmethod
-    def terms(self, rows: Rows) -> Terms:
-        """The loss of each row and its derivatives; reads state, writes none."""
+    def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
+        """The (R,) loss of each row of a block, and the (b, …) state to write. Reads state only."""
 
-    def temperature_of(self, pairs: Pairs) -> float | Tensor:
-        """The temperature, or (A,) that of each anchor. Default: one for all."""
-        return self.temperature
+    def merge_levels(self, levels: Sequence[State]) -> State:
+        """One state from those of a detector's levels. Default: no state, so the first."""
+        return levels[0]
 
-    def over_levels(self, updates: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        """One proposal from those of a detector's several levels. Default: no state, so the first will do."""
-        return updates[0]
+    def anchor_temperature(self, pairs: Pairs) -> Tensor:
+        """(), or (A,) the temperature of each anchor. Default: the constant `temperature`."""
+        return pairs.anchors.new_full((), self.temperature)
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        """Writes what the `terms` of this step proposed. `sound`: whether the step was, see `stores.per_sample.kept`. Default: no state."""
+    def learned_parameters(self) -> tuple[Tensor, ...]:
+        """Learned scalars besides the temperature: `Rows.parameters`. Default: none."""
+        return ()
+
+    def state_of(self, outcome: Outcome, ids: Tensor) -> State:
+        """(B, …) the state to write. Default: what `row_loss` proposed."""
+        return outcome.proposed
+
+    def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
+        """Writes state; see `Detector.observe`. Default: no state."""
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, any norm; `ids`: (B,) sample ids."""
-        if torch.compiler.is_compiling():
-            outside: Tensor = torch.compiler.disable(self.forward)(z1, z2, ids)  # type: ignore[no-untyped-call]
+        """Scalar: the mean over the 2B anchors of all ranks. `z1`, `z2`: (B, D) two views, of any
+        norm; `ids`: (B,) sample ids."""
+        return self.on(two_views(z1, z2, self.number(z1) if ids is None else ids))
+
+    def on(self, pairs: Pairs, temperature: Tensor | None = None, parameters: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Scalar: the same over any anchors × candidates, of any norm. Under a process group,
+        candidates that are the anchors (one tensor) or `local_candidates` are gathered from all
+        ranks. `temperature`: a learned one, (), instead of this loss's. `parameters`: instead of its
+        `learned_parameters`."""
+        if torch.compiler.is_compiling():  # in a user's graph: it breaks here
+            outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature, parameters)  # type: ignore[no-untyped-call]
             return outside
-        ids = self.numbered(z1) if ids is None else ids
-        return self.on(two_views(z1, z2, ids, unit))
-
-    def on(self, pairs: Pairs, temperature: Tensor | None = None) -> Tensor:
-        """Scalar: the same over any anchors × candidates. Embeddings of any norm; under a process group, candidates that are the
-        anchors themselves (one tensor) or `local_candidates` are gathered from all ranks, others are taken as they are. `temperature`: a
-        learned one instead of the own, a tensor without dimensions that receives its gradient."""
-        if torch.compiler.is_compiling():  # in a user's own graph: it breaks here, as the engine takes its gradient by hand
-            outside: Tensor = torch.compiler.disable(self.on)(pairs, temperature)  # type: ignore[no-untyped-call]
-            return outside
-        work = self.work(pairs, temperature)
-        loss = work.loss()
-        self.finish(work, loss)
-        return loss
-
-    def work(self, pairs: Pairs, temperature: Tensor | None = None) -> Contrast:
-        """What `on` evaluates: ready to run."""
-        if pairs.degree is not None and not self.grades:
-            raise ValueError(f"`degree` must be None: to {type(self).__name__} every own positive is a positive")
-        pairs, sizes, all_ids = self._joined(self._grouped(_normalised(pairs)))
-        policy = Policy(self.action, self.kin_weight, self.min_negatives, self.attracted_stay, self.pools_kin, self.hardness)
-        labels = self.judging_labels(pairs.ids.device)
-        given = self.temperature_of(pairs) if temperature is None else temperature
-        contrast = Contrast(
-            pairs, given, self.terms, policy, self.detector, labels, self.block_rows, sizes, self.compiles, self.reads_weight
-        )
-        contrast.all_ids = all_ids
-        return contrast
-
-    def finish(self, work: Contrast, loss: Tensor) -> None:
-        """Keeps the counts of what was run, and in training the state it leads to, unless the loss is not finite."""
-        self._stats = work.stats
-        if self.training and (self.detector is not None or self.addresses):
+        if pairs.degree is not None and not self.uses_degrees:
+            raise ValueError(f"`degree` must be None: to {type(self).__name__} every positive counts fully")
+        self.check_ids(pairs.ids, pairs.candidate_ids)
+        with torch.autocast(pairs.anchors.device.type, enabled=False):
+            pairs, sizes = self._gather(self._with_groups(to_unit(pairs)))
+            t = self.anchor_temperature(pairs) if temperature is None else temperature.to(pairs.anchors.dtype)
+            least = self.min_negatives if self.keeps_negatives else 0
+            policy = Policy(self.action, self.kin_weight, least, self.attracted_stay)
+            labels = None if self.labels is None else self.labels.to(pairs.ids.device)
+            how = Contrast(self.row_loss, policy, self.detector, labels, self.merge_levels)
+            number = None if sizes is None else sum(sizes) * pairs.num_views
+            parameters = self.learned_parameters() if parameters is None else parameters
+            parameters = tuple(x.to(pairs.anchors.dtype) for x in parameters)
+            outcome = contrast(pairs, t, how, parameters, self.block_rows, number, self._run())
+        loss = outcome.loss if sizes is None else distributed.sum_over_ranks(outcome.loss)
+        self._stats = outcome.stats
+        if self.training and (self.detector is not None or outcome.proposed):
             with torch.no_grad():
-                sound = self._sound(loss)
-                if not skips(sound):
-                    self._write(work.pairs.ids, work, sound)
-                    self._tell(work.pairs, loss, work.sizes, sound)
+                self._write_state(pairs, outcome, loss, sizes)
+        return loss
 
     @property
     def stats(self) -> Stats:
         """The counts of the last call."""
-        if not isinstance(self._stats, Stats):
-            self._stats = self._stats()
         return self._stats
 
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
-        self.labels = None if labels is None else labels.to(torch.int64)
-        self.labelled = labels is not None and bool((labels >= 0).all())
-
-    def judging_labels(self, device: torch.device) -> Labels | None:
-        """The labels by which this call counts; None: by none."""
-        return None if self.labels is None or not self.judges else Labels(self.labels.to(device), self.labelled)
+        """Sets (N,) labels for precision, recall and F1 in `stats`; below 0: unknown. They never
+        change the loss."""
+        self.labels = _table(labels, "labels")
 
     def set_groups(self, groups: Tensor | None) -> None:
-        """Gives (N,) groups of all samples, known positives: what shares the anchor's group is never its negative, in the batch, across
-        ranks, in a queue or a bank. `Pairs` that bring groups keep theirs."""
-        self.groups = None if groups is None else groups.to(torch.int64)
+        """Sets (N,) groups of all samples, known positives: candidates of the anchor's group are
+        never its negatives. Below 0: no group. `Pairs` with groups keep theirs."""
+        self.groups = _table(groups, "groups")
 
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Tells schedules and warm-ups where the training is; `epoch` counts from 0. Called before every step with a fractional epoch
-        (`epoch + step / num_steps`), schedules that move by the step do so; called once an epoch, they move once an epoch."""
+        """Sets the epoch, counted from 0, for schedules and warm-ups. Schedules that move with
+        every step need a call before every step with a fraction: `epoch + step / num_steps`."""
         if self.detector is not None:
             if int(epoch) != self.detector.epoch:
                 self._flush_losses()
             self.detector.set_progress(int(epoch), num_epochs)
-            if (listener := wants(self.detector, "epoch")) is not None:
-                listener.on_metric("epoch", epoch)
+            if "epoch" in self.detector.wanted_metrics:
+                self.detector.on_metric("epoch", epoch)
 
-    def numbered(self, z: Tensor) -> Tensor:
-        """Ids for a call without any: positions in the joined batch."""
-        looked_up = self.addresses or self.labels is not None or self.groups is not None
-        if looked_up or (self.detector is not None and self.detector.num_samples is not None):
-            raise ValueError("`ids` must be given: state or labels are addressed by sample id")
-        start = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()]) if self._gathers() else 0
-        return torch.arange(start, start + len(z), device=z.device)
+    def number(self, z: Tensor) -> Tensor:
+        """Ids for a call without any: the positions in the batch of all ranks."""
+        if self.looks_up:
+            raise ValueError("`ids` must be given: state or labels are looked up by sample id")
+        first = 0
+        if self._gathers():
+            first = sum(distributed.batch_sizes(len(z), z.device)[: torch.distributed.get_rank()])
+        return torch.arange(first, first + len(z), device=z.device)
 
-    def _sound(self, loss: Tensor) -> Tensor:
-        """Whether the loss is finite on all ranks: a broken step must not outlive itself in the state."""
-        sound = finite(loss)
-        if distributed.world_size() > 1 and not self._gathers():  # gathered losses are equal on all ranks
-            number = sound.to(torch.int64)
-            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MIN)
-            sound = number > 0
-        return sound
+    @property
+    def looks_up(self) -> bool:
+        """Whether state, labels or groups are looked up by sample id, so that calls need ids."""
+        return any(size is not None for size in self._sizes().values())
 
-    def _grouped(self, pairs: Pairs) -> Pairs:
-        """With the groups of all samples, where they are known and the pairs bring none."""
+    def _sizes(self) -> dict[str, int | None]:
+        """The number of samples that each part looks up by id; None: it looks nothing up."""
+        tables = {"set_eval_labels": self.labels, "set_groups": self.groups}
+        found = {name: None if table is None else len(table) for name, table in tables.items()}
+        found["loss"] = getattr(self, "num_samples", None)
+        return {**found, "detector": None if self.detector is None else self.detector.num_samples}
+
+    def check_ids(self, *ids: Tensor) -> None:
+        """Refuses ids of samples for which there is no state, label or group."""
+        for name, size in self._sizes().items():
+            if size is not None:
+                for each in ids:
+                    check_ids(each, size, f"the number of samples of `{name}`")
+
+    def _with_groups(self, pairs: Pairs) -> Pairs:
         if self.groups is None or pairs.groups is not None:
             return pairs
         groups = self.groups.to(pairs.ids.device)
-        return replace(pairs, groups=groups[pairs.ids], candidate_groups=groups[pairs.candidate_ids])
+        keys, others = (group_keys(ids, groups[ids]) for ids in (pairs.ids, pairs.candidate_ids))
+        return replace(pairs, groups=keys, candidate_groups=others)
+
+    def _run(self) -> BlockLoss:
+        if self.compiles and self._block_loss is None:
+            self._block_loss = compile_block_loss()
+        return block_loss if self._block_loss is None else self._block_loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_block_loss": None}  # a copy compiles its own
 
     def _gathers(self) -> bool:
-        return distributed.world_size() > 1 if self.gather is None else self.gather and distributed.world_size() > 1
+        return distributed.world_size() > 1 and self.gather is not False
 
-    def _joined(self, pairs: Pairs) -> tuple[Pairs, list[int] | None, Tensor | None]:
-        """The pairs with the candidates of all ranks, the ranks' batch sizes, and the sample ids of all ranks where they are known."""
+    def _gather(self, pairs: Pairs) -> tuple[Pairs, list[int] | None]:
+        """The pairs with the candidates of all ranks, and the batch sizes of the ranks."""
         if not self._gathers():
-            return pairs, None, None
+            return pairs, None
         sizes = distributed.batch_sizes(len(pairs.ids), pairs.ids.device)
         if 0 in sizes:
-            raise ValueError(f"the ranks' batches (={sizes}) must each hold a sample")
+            raise ValueError(f"the batches of the ranks (={sizes}) must each have a sample")
         if pairs.candidates is not pairs.anchors and not pairs.local_candidates:
-            return pairs, sizes, None
-        others = [pairs.ids, pairs.candidate_ids]
-        others += [x for x in (pairs.candidate_groups, pairs.candidate_guide) if x is not None]
-        candidates, all_ids, candidate_ids, *rest = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
-        gathered = replace(
-            pairs,
-            candidates=candidates,
-            candidate_ids=candidate_ids,
-            candidate_groups=None if pairs.candidate_groups is None else rest.pop(0),
-            candidate_guide=None if pairs.candidate_guide is None else rest.pop(0),
-            local_candidates=False,
-        )
-        return gathered, sizes, all_ids
+            return pairs, sizes
+        names = ["candidate_ids", "candidate_groups", "candidate_owners", "candidate_guide"]
+        names = [name for name in names if getattr(pairs, name) is not None]
+        others = [getattr(pairs, name) for name in names]
+        candidates, *rest = distributed.gather_with_gradient(pairs.candidates, sizes, *others)
+        found: dict[str, Any] = dict(zip(names, rest, strict=True))
+        return replace(pairs, candidates=candidates, local_candidates=False, **found), sizes
 
-    def _write(self, ids: Tensor, work: Contrast, sound: Tensor) -> None:
-        """Hands the updates of all blocks and ranks to the detector and to this objective; those of all ranks come in one collective."""
-        merged = [self.over_levels(levels) for levels in work.updates]
-        parts = [(part, steps) for part, steps in ((self.detector, work.found), (self, merged)) if part is not None and steps and steps[0]]
-        updates = [{name: joined([each[name] for each in steps]) for name in steps[0]} for _, steps in parts]
-        if not updates:
+    def _write_state(self, pairs: Pairs, outcome: Outcome, loss: Tensor, sizes: list[int] | None) -> None:
+        """Writes the state of detector and loss, of all ranks, unless the loss is not finite."""
+        is_finite, detector = finite(loss), self.detector
+        parts = [(detector, outcome.found), (self, self.state_of(outcome, pairs.ids))]
+        parts = [(part, update) for part, update in parts if part is not None and update]
+        listens = detector is not None and (detector.collects or "loss" in detector.wanted_metrics)
+        if (parts or listens) and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                f"{type(self).__name__} is called again in a backward pass, as by torch.utils.checkpoint, but its state has "
+                "changed since the first call: call the loss outside of the checkpoint, which can hold the encoder alone"
+            )
+        if distributed.world_size() > 1 and sizes is None:  # gathered losses are equal on all ranks
+            number = is_finite.to(torch.int64)
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MIN)
+            is_finite = number > 0
+        if skips(is_finite):
             return
-        if distributed.world_size() > 1:
-            sizes = distributed.batch_sizes(len(ids), ids.device) if work.sizes is None else work.sizes
-            own = [ids] if work.all_ids is None else []
-            rows = distributed.gather_together([*own, *(x for update in updates for x in update.values())], sizes)
-            ids = rows.pop(0) if work.all_ids is None else work.all_ids
-            updates = [{name: rows.pop(0) for name in update} for update in updates]
-        for (part, _), update in zip(parts, updates, strict=True):
-            part.observe(ids, update, sound)
+        if parts:
+            ids, *rows = distributed.joined(pairs.ids, *(x for _, update in parts for x in update.values()), sizes=sizes)
+            for part, update in parts:
+                part.observe(ids, {name: rows.pop(0) for name in update}, is_finite)  # type: ignore[union-attr]
+        if detector is not None and "loss" in detector.wanted_metrics:
+            self._note_loss(loss, sizes)
+        if detector is not None and detector.collects:
+            collected = pairs.anchors if pairs.collected is None else pairs.collected
+            by_sample = collected.reshape(len(pairs.ids), -1, collected.shape[-1])
+            ids, by_sample = distributed.joined(pairs.ids, by_sample, sizes=sizes)
+            detector.collect(ids, by_sample.flatten(0, 1), is_finite)
 
-    def _tell(self, pairs: Pairs, loss: Tensor, sizes: list[int] | None, sound: Tensor) -> None:
-        """Hands the detector what it asked for of this step."""
-        detector = self.detector
-        if detector is None:
-            return
-        if wants(detector, "loss") is not None:
-            mean = loss.detach().double()
-            if sizes is None and distributed.world_size() > 1:
-                torch.distributed.all_reduce(mean)
-                mean /= distributed.world_size()
-            self._losses.append(mean)
-            if mean.device.type == "cpu" or len(self._losses) >= READ_EVERY:
-                self._flush_losses()
-        if isinstance(detector, Refreshed) and detector.collects:
-            rows = pairs.anchors if pairs.collected is None else pairs.collected
-            each = len(rows) // max(len(pairs.ids), 1)
-            ids, rows = distributed.joined(pairs.ids, rows.reshape(len(pairs.ids), each, rows.shape[-1]))
-            detector.collect(ids, rows.flatten(0, 1), sound)
+    def _note_loss(self, loss: Tensor, sizes: list[int] | None) -> None:
+        mean = loss.detach().double()
+        if sizes is None and distributed.world_size() > 1:
+            torch.distributed.all_reduce(mean)
+            mean /= distributed.world_size()
+        self._losses.append(mean)
+        if may_read(len(self._losses), mean):
+            self._flush_losses()
 
     def _flush_losses(self) -> None:
-        """Hands the detector the losses since the last time; on an accelerator this waits for the device, so it is done once in a while."""
-        losses, self._losses, listener = self._losses, [], wants(self.detector, "loss")
-        if losses and listener is not None:
-            for value in torch.stack(losses).tolist():
-                listener.on_metric("loss", value)
-
-    def _call(self, **more: Any) -> str:
-        """The call that makes this objective, for `__repr__`."""
-        return call(type(self).__name__, self, **{**more, "temperature": self.temperature})
+        """Passes the losses since the last time to the detector; waits for an accelerator."""
+        losses, self._losses = self._losses, []
+        for value in torch.stack(losses).tolist() if losses and self.detector is not None else ():
+            self.detector.on_metric("loss", value)  # type: ignore[union-attr]
 
 
-def call(name: str, objective: Objective, **shown: Any) -> str:
-    """A call with the arguments `shown`, and those of every objective that are not the usual ones."""
-    held = {name: objective.compiles if name == "compile" else getattr(objective, name) for name in USUAL}
-    shown |= {name: value for name, value in held.items() if value != dict(USUAL)[name]}
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+def _table(values: Tensor | None, name: str) -> Tensor | None:
+    """(N,) integers of all samples. Refuses other types and shapes."""
+    if values is None:
+        return None
+    values = integer_ids(values, name=name)
+    if values.ndim != 1:
+        raise ValueError(f"`{name}` (={tuple(values.shape)}) must have the shape (samples,)")
+    return values
 
 
-class Pull(NamedTuple):
-    """Σ y s over an anchor's positives, with Σ y = 1; and y of each own positive, and of kin with the degree 1."""
+def group_keys(ids: Tensor, group_ids: Tensor) -> Tensor:
+    """(B,) keys that agree for samples of one group; a sample of no group has its own.
 
-    sum_R: Tensor
-    own_R: Tensor
-    kin_R: Tensor
-
-
-def pulls(rows: Rows, own_weight: float | None = None) -> Pull:
-    """How the own positives and the attracted kin share the pull on an anchor.
-
-    y = 1 / (P + Σ degrees) for an own positive, degree / (P + Σ degrees) for kin; with an `own_weight` λ, y = λ / P and
-    (1 − λ) degree / Σ degrees, or 1 / P where no kin have a degree above 0."""
-    number = rows.own_RP.shape[1]
-    sum_R = rows.own_RP.squeeze(1) if number == 1 else rows.own_RP.sum(1)
-    if rows.kin_mass_R is None or rows.kin_sum_R is None:
-        own_R = torch.full_like(sum_R, 1 / number)
-        return Pull(sum_R if number == 1 else sum_R / number, own_R, own_R)
-    if own_weight is None:
-        own_R = 1 / (number + rows.kin_mass_R)
-        return Pull((sum_R + rows.kin_sum_R) / (number + rows.kin_mass_R), own_R, own_R)
-    some_R = rows.kin_mass_R > 0
-    own_R = torch.where(some_R, sum_R.new_full((), own_weight), sum_R.new_ones(())) / number  # numbers alone would be float32
-    kin_R = torch.where(some_R, (1 - own_weight) / rows.kin_mass_R, 0.0)
-    return Pull(own_R * sum_R + kin_R * rows.kin_sum_R, own_R, kin_R)
+    Example:
+        >>> group_keys(torch.tensor([5, 6, 7, 5]), torch.tensor([0, 0, -1, -1]))
+        tensor([ 0,  0, -8, -6])
+    """
+    return torch.where(group_ids >= 0, group_ids, -1 - ids)
 
 
-def _normalised(pairs: Pairs) -> Pairs:
-    """Unit norm, in float32 at least."""
-    if pairs.unit:
-        return pairs
-    anchors = unit(pairs.anchors)
-    held = pairs.unit_candidates and pairs.candidates.dtype == anchors.dtype
-    candidates = anchors if pairs.candidates is pairs.anchors else pairs.candidates if held else unit(pairs.candidates)
-    positives = other_views(anchors) if pairs.twins else unit(pairs.positives)
-    return replace(pairs, anchors=anchors, candidates=candidates, positives=positives)
+def to_unit(pairs: Pairs) -> Pairs:
+    """The pairs with unit norm, in float32, or in float64 if one of them is."""
+    given = (pairs.anchors, pairs.candidates, pairs.positives)
+    if any(z.is_complex() for z in given):
+        raise ValueError("embeddings must be real numbers; received complex ones")
+    dtype = torch.float64 if any(z.dtype == torch.float64 for z in given) else torch.float32
+    anchors, candidates = unit(pairs.anchors, dtype), pairs.candidates
+    if candidates is pairs.anchors:
+        candidates = anchors
+    elif not (pairs.unit_candidates and candidates.dtype == dtype):
+        candidates = unit(candidates, dtype)
+    return replace(pairs, anchors=anchors, candidates=candidates, positives=unit(pairs.positives, dtype))
 
 
-def unit(*views: Tensor) -> Tensor:
-    """The same directions with unit norm, in float32 at least. Several views, (B, D) each, become (B, V, D)."""
-    directions: Tensor = _Unit.apply(*(z if z.dtype == torch.float64 else z.float() for z in views))  # type: ignore[no-untyped-call]
-    return directions
-
-
-class _Unit(torch.autograd.Function):
-    """`F.normalize` of one tensor or of stacked views, with the gradient in four launches instead of a dozen."""
-
-    @staticmethod
-    def forward(ctx: Any, *views: Tensor) -> Tensor:
-        z = views[0] if len(views) == 1 else torch.stack(views, 1)
-        norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min_(1e-12)
-        directions: Tensor = z / norm
-        ctx.save_for_backward(directions, norm)
-        ctx.num_views = len(views)
-        return directions
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        directions, norm = ctx.saved_tensors
-        along = (grad * directions).sum(-1, keepdim=True)
-        by_z = torch.addcmul(grad, directions, along, value=-1)
-        if ctx.num_views == 1:
-            return (by_z.div_(norm),)
-        by_view_VBD = by_z.new_empty(ctx.num_views, len(by_z), by_z.shape[2])  # so that the gradient of each view is contiguous
-        return torch.div(by_z.transpose(0, 1), norm.transpose(0, 1), out=by_view_VBD).unbind(0)
+def unit(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The same directions with unit norm, in float32 at least."""
+    dtype = dtype or (torch.float64 if z.dtype == torch.float64 else torch.float32)
+    return nn.functional.normalize(z.to(dtype), dim=-1)

@@ -1,48 +1,49 @@
-"""A temperature that is learned, as CLIP has it: the logarithm of its inverse is the parameter.
+"""Losses of image and text, or of any two towers: two directions, each with anchors of one tower and
+candidates of the other.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, section 2.5.
+- CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML
+  2021, figure 3; the learned temperature of section 2.5.
+- Bimodal SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML
+  2022, as in GloFND (Balmaseda et al., ICML 2025), section 3.3 and appendix B.
+- SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023, equation 1.
 
-What the losses of image and text share: two directions, each with anchors of one tower and candidates of the other.
-
-Balmaseda et al., Discovering Global False Negatives On the Fly for Self-supervised Contrastive Learning, ICML 2025, section 3.3 and
-appendix B.
-
-Dimension key: B batch, D embedding, N data set.
-
-CLIP: Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021, figure 3.
-
-Dimension key: B batch, D embedding.
+Dimension key: B batch, D embedding, R rows of a block, C candidates, N data set.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from abc import ABC
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass, replace
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.contrast import Across, Contrast
-from kinfolk.detectors.base import Detector, guidance_of
-from kinfolk.objectives.base import Objective, call, unit
-from kinfolk.objectives.ntxent import Estimate, NTXent
-from kinfolk.pairs import Pairs, require_integers
+from kinfolk.contrast import Rows, State
+from kinfolk.detectors.base import Detector
+from kinfolk.objectives.base import Objective, Settings, group_keys
+from kinfolk.objectives.ntxent import NTXentLoss
+from kinfolk.objectives.sogclr import AveragedLoss, SogCLRLoss, check_decay, cosine_gamma
+from kinfolk.pairs import Pairs, integer_ids
 from kinfolk.stats import Stats
 
 
 class LearnedTemperature(nn.Module):
-    """t = exp(−`logit_scale`), kept within [lowest, highest]: in training the parameter itself is brought back before it is used, so that
-    it never rests where it has no gradient. Under a process group its gradient is the same on all ranks.
+    """t = exp(−`logit_scale`) in [lowest, highest]. In training the parameter itself is clamped
+    before it is used, so that it never stays where it has no gradient. Its gradient is the same on
+    all ranks.
 
     Args:
         initial: t at the start.
         lowest, highest: of t; 0.01 is the scale of at most 100 of the paper.
-        gradient_factor: what the gradient that t receives is multiplied by.
+        gradient_factor: multiplies the gradient that t receives.
 
     Example:
         >>> round(LearnedTemperature(0.07)().item(), 4)
@@ -55,7 +56,7 @@ class LearnedTemperature(nn.Module):
             raise ValueError(f"`min_temperature` (={lowest}) must be above 0 and below {highest}")
         if not lowest <= initial <= highest:
             raise ValueError(f"`temperature` (={initial}) must be in [{lowest}, {highest}]")
-        self.initial, self.lowest, self.highest, self.gradient_factor = initial, lowest, highest, gradient_factor
+        self.lowest, self.highest, self.gradient_factor = lowest, highest, gradient_factor
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(initial)))
 
     def forward(self) -> Tensor:
@@ -69,73 +70,180 @@ class LearnedTemperature(nn.Module):
         t = torch.exp(-(scale if self.training else scale.clamp(*bounds)))
         return t if self.gradient_factor == 1 else t.detach() + self.gradient_factor * (t - t.detach())
 
+    @property
+    def value(self) -> float:
+        """t, as it is now."""
+        return float(torch.exp(-self.logit_scale.detach().float()).clamp(self.lowest, self.highest))
+
 
 Direction = TypeVar("Direction", bound=Objective)
 
 
-class Bimodal(nn.Module, ABC, Generic[Direction]):
-    """Abstract. The mean of two losses: of image anchors against texts, and of text anchors against images.
-
-    The other tower's embedding of the same sample is the positive. What shares the anchor's id or group is never a negative. Everything
-    that is kept per sample (thresholds, moving averages, temperatures) is kept once for each direction. Only embeddings, ids and numbers
-    per sample cross ranks.
+class Negatives(TypedDict, total=False):
+    """Explicit negatives, K for each pair: further candidates of the first tower's anchors.
 
     Args:
-        make: makes the loss of one direction from its detector.
-        detector: of the images' direction; the texts' has a copy of it.
-        learned: the temperature, where it is learned: one for both directions.
+        negatives: (B, K, D), of any norm, embeddings of the second tower.
+        negative_ids: (B, K) their sample ids. Not needed if nothing is looked up per sample.
+        negative_group_ids: (B, K) their groups; a negative of an anchor's group is no negative of
+            that anchor. Below 0: no group.
+        own_only: a negative counts for the anchor of its row only, not for all anchors.
     """
 
-    def __init__(
-        self, make: Callable[[Detector | None], Direction], detector: Detector | None, learned: LearnedTemperature | None = None
-    ) -> None:
-        super().__init__()
-        self.image, self.text = make(detector), make(copy.deepcopy(detector))
+    negatives: Tensor | None
+    negative_ids: Tensor | None
+    negative_group_ids: Tensor | None
+    own_only: bool
+
+
+class TwoTowers(Settings, ABC):
+    """Abstract. Called with the embeddings of both towers."""
+
+    def pairs_of(
+        self,
+        image: Tensor,
+        text: Tensor,
+        ids: Tensor | None,
+        group_ids: Tensor | None,
+        objective: Objective,
+        **explicit: Unpack[Negatives],
+    ) -> tuple[Pairs, Pairs]:
+        """The pairs of both directions. The other tower's embedding of a sample is its positive."""
+        if image.ndim != 2 or text.shape != image.shape or not image.numel():
+            raise ValueError(
+                f"`image_features` (={tuple(image.shape)}) and `text_features` (={tuple(text.shape)}) must have one shape "
+                "(batch, embedding), neither of them 0: row i of both belongs to one sample"
+            )
+        for name, given in (("ids", ids), ("group_ids", group_ids)):
+            if isinstance(given, Tensor) and given.shape != image.shape[:1]:
+                raise ValueError(f"`{name}` (={tuple(given.shape)}) must have the shape {tuple(image.shape[:1])}: one for each pair")
+        ids = objective.number(image) if ids is None else integer_ids(ids, image.device)
+        objective.check_ids(ids)
+        if group_ids is None and objective.groups is not None:
+            group_ids = objective.groups.to(image.device)[ids]
+        if group_ids is None and explicit.get("negative_group_ids") is not None:
+            group_ids = torch.full_like(ids, -1)
+        keys = ids if group_ids is None else group_keys(ids, integer_ids(group_ids, image.device, "group_ids"))
+
+        def one_way(anchors: Tensor, others: Tensor) -> Pairs:
+            guide = None
+            if objective.detector is not None and objective.detector.guide == "modality":
+                guide = F.normalize(others.detach().float(), dim=-1)  # candidates compared with the anchor's own one
+            known = {"groups": keys, "candidate_groups": keys, "guide": guide, "candidate_guide": guide}
+            return Pairs(anchors, others, others.unsqueeze(1), ids, ids, local_candidates=True, **known)  # type: ignore[arg-type]
+
+        first = one_way(image, text)
+        if explicit.get("negatives") is not None:
+            first = with_negatives(first, objective, group_ids is not None, **explicit)
+        return first, one_way(text, image)
+
+
+NO_KEY = torch.iinfo(torch.int64).min
+"""The key of a candidate that is in no anchor's group."""
+
+
+def with_negatives(pairs: Pairs, objective: Objective, grouped: bool, **explicit: Unpack[Negatives]) -> Pairs:
+    """The pairs with explicit negatives as further candidates. `grouped`: whether keys are groups."""
+    z, given, groups = explicit["negatives"], explicit.get("negative_ids"), explicit.get("negative_group_ids")
+    assert z is not None
+    size, device = pairs.anchors.shape, pairs.anchors.device
+    if z.ndim != 3 or (len(z), z.shape[2]) != size or not z.numel():
+        raise ValueError(f"`negatives` (={tuple(z.shape)}) must have the shape ({size[0]}, negatives, {size[1]}): some for each pair")
+    for name, each in (("negative_ids", given), ("negative_group_ids", groups)):
+        if each is not None and each.shape != z.shape[:2]:
+            raise ValueError(f"`{name}` (={tuple(each.shape)}) must have the shape {tuple(z.shape[:2])}: one for each negative")
+    if given is None and objective.looks_up:
+        raise ValueError("`negative_ids` must be given: state or labels are looked up by sample id")
+    if given is None:  # numbers that no sample has
+        place = objective.number(pairs.anchors).unsqueeze(1) * z.shape[1]
+        ids_BK = -1 - (place + torch.arange(z.shape[1], device=device))
+    else:
+        ids_BK = integer_ids(given, device, "negative_ids")
+        objective.check_ids(ids_BK.flatten())
+        if groups is None and objective.groups is not None:
+            groups = objective.groups.to(device)[ids_BK]
+    keys_BK = torch.full_like(ids_BK, NO_KEY) if given is None else group_keys(ids_BK, torch.full_like(ids_BK, -1)) if grouped else ids_BK
+    if groups is not None:
+        groups = integer_ids(groups, device, "negative_group_ids")
+        keys_BK = torch.where(groups >= 0, groups, keys_BK)
+    added: dict[str, Tensor | None] = {"candidates": z, "candidate_ids": ids_BK, "candidate_groups": keys_BK}
+    if pairs.candidate_guide is not None:
+        added["candidate_guide"] = F.normalize(z.detach().float(), dim=-1)
+    found = {name: torch.cat((getattr(pairs, name), each.flatten(0, 1))) for name, each in added.items() if each is not None}
+    if explicit.get("own_only"):
+        owners_BK = pairs.ids.unsqueeze(1).expand_as(ids_BK)
+        found["candidate_owners"] = torch.cat((torch.full_like(pairs.ids, -1), owners_BK.flatten()))
+    return replace(pairs, **found)  # type: ignore[arg-type]
+
+
+def group_ids_of(values: Iterable[object]) -> Tensor:
+    """(N,) group ids of any values, such as texts or names of documents: equal values are one group.
+    None and "" are in no group (−1). The same value has the same id in every run and process.
+
+    Example:
+        >>> group_ids_of(["the same", "the same", "another", ""]).tolist()
+        [2756309347845926284, 2756309347845926284, 4577460340923015228, -1]
+    """
+
+    def hashed(value: object) -> int:
+        if value is None or value == "":
+            return -1
+        text = value if isinstance(value, str) else repr(value)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+    return torch.tensor([hashed(value) for value in values], dtype=torch.int64)
+
+
+class BimodalLoss(TwoTowers, ABC, Generic[Direction]):
+    """Abstract. The mean of two losses: of image anchors against texts, and of texts against images.
+
+    Everything that is kept per sample (thresholds, moving averages, temperatures) is kept once for
+    each direction, so the detector is copied for the texts. Candidates that share the anchor's id or
+    group are never negatives."""
+
+    image: Direction
+    text: Direction
+    learned: LearnedTemperature | None
+
+    def build(self, kind: type[Direction], learned: LearnedTemperature | None, **more: Any) -> None:
+        """Makes the losses of both directions from the shared settings and `more`."""
+        names = ("temperature", "action", "min_negatives", "kin_weight", "own_weight", "block_rows", "gather")
+        shared = {name: getattr(self, name) for name in names} | {"compile": self.compiles} | more
+        detector = self.detector
+        del self.detector  # it belongs to the directions
+        second = copy.deepcopy(detector)
+        for part in () if second is None else second.modules():
+            if isinstance(part, Detector):
+                part.swap_towers()
+        self.image, self.text = (kind(detector=each, **shared) for each in (detector, second))
         self.learned = learned
 
-    def forward(self, image_features: Tensor, text_features: Tensor, ids: Tensor | None = None, group_ids: Tensor | None = None) -> Tensor:
+    def __getattr__(self, name: str) -> Any:
+        if name == "detector" and "image" in self._modules:
+            return self.image.detector
+        return super().__getattr__(name)
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+        **explicit: Unpack[Negatives],
+    ) -> Tensor:
         """Scalar: the mean over the 2B anchors of all ranks.
 
         Args:
-            image_features, text_features: (B, D), of any norm; row i of both belongs to one sample.
-            ids: (B,) sample ids. May be left out where nothing is kept or looked up per sample.
-            group_ids: (B,) known positives: samples of one group (captions of one image, equal captions) are never each other's
-                negatives. Below 0: of no group.
+            image_features, text_features: (B, D), of any norm; row i of both is one sample.
+            ids: (B,) sample ids. Not needed if nothing is kept or looked up per sample.
+            group_ids: (B,) known positives: samples of one group (captions of one image, equal
+                texts) are never each other's negatives. Below 0: no group.
+            explicit: `negatives` (B, K, D), `negative_ids`, …: see `Negatives`.
         """
-        if torch.compiler.is_compiling():
-            whole = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]
-            outside: Tensor = whole(image_features, text_features, ids, group_ids)
-            return outside
-        check_inputs(image_features, text_features, ids, group_ids)
-        device = image_features.device
-        ids = self.image.numbered(image_features) if ids is None else ids.to(device, torch.int64)
-        keys = ids if group_ids is None else known(ids, group_ids.to(device, torch.int64))
+        pairs = self.pairs_of(image_features, text_features, ids, group_ids, self.image, **explicit)
         temperature = None if self.learned is None else self.learned()
-        images, texts = unit(image_features), unit(text_features)
-
-        def direction(objective: Objective, anchors: Tensor, others: Tensor) -> Contrast:
-            guided = guidance_of(objective.detector).reads == "modality"
-            guide = others.detach() if guided else None  # how similar the candidates are to the anchor's own one of them
-            pairs = Pairs(
-                anchors,
-                others,
-                others.unsqueeze(1),
-                ids,
-                ids,
-                groups=keys,
-                candidate_groups=keys,
-                unit=True,
-                local_candidates=True,
-                guide=guide,
-                candidate_guide=guide,
-            )
-            return objective.work(pairs, temperature)
-
-        works = direction(self.image, images, texts), direction(self.text, texts, images)
-        losses = both_ways(*works) if crosses(works[1]) else (works[0].loss(), works[1].loss())
-        for objective, work, loss in zip(self.objectives, works, losses, strict=True):
-            objective.finish(work, loss)
-        return (losses[0] + losses[1]) / 2
+        return (self.image.on(pairs[0], temperature) + self.text.on(pairs[1], temperature)) / 2
 
     @property
     def objectives(self) -> tuple[Direction, Direction]:
@@ -148,91 +256,46 @@ class Bimodal(nn.Module, ABC, Generic[Direction]):
         return self.image.stats + self.text.stats
 
     @property
-    def temperature(self) -> float:
+    def current_temperature(self) -> float:
         """t, as it is now."""
-        if self.learned is None:
-            return self.image.temperature
-        return float(torch.exp(-self.learned.logit_scale.detach().float()).clamp(self.learned.lowest, self.learned.highest))
+        return self.temperature if self.learned is None else self.learned.value
 
     def temperature_parameters(self) -> list[nn.Parameter]:
-        """What is learned of the temperature, for a parameter group of its own without weight decay; empty where it is not learned."""
+        """The learned temperature, for a parameter group without weight decay; empty if constant."""
         return [] if self.learned is None else list(self.learned.parameters())
 
-    @property
-    def temperature_lr_factor(self) -> float:
-        """What the learning rate of the temperature is to be multiplied with now. Default: 1."""
-        return 1.0
-
     def set_eval_labels(self, labels: Tensor | None) -> None:
-        """Gives (N,) labels for precision, recall and F1 in `stats`; −1: unknown. They never touch the loss."""
+        """Sets (N,) labels for precision, recall and F1 in `stats`; below 0: unknown."""
         for objective in self.objectives:
             objective.set_eval_labels(labels)
 
+    def set_groups(self, groups: Tensor | None) -> None:
+        """Sets (N,) groups of all samples, known positives, for calls without `group_ids`."""
+        for objective in self.objectives:
+            objective.set_groups(groups)
+
     def set_progress(self, epoch: float, num_epochs: int) -> None:
-        """Tells schedules and warm-ups where the training is; see `Objective.set_progress`."""
+        """Sets the epoch for schedules and warm-ups; see `Objective.set_progress`."""
         for objective in self.objectives:
             objective.set_progress(epoch, num_epochs)
 
 
-def crosses(work: Contrast) -> bool:
-    """Whether a few numbers of each anchor describe a direction: kin above a level, left out, and one temperature for all."""
-    one = not isinstance(work.temperature, Tensor) or work.temperature.ndim == 0
-    one = one and not work.policy.hardness
-    return one and (work.detector is None or (work.detector.leveled and work.policy.action == "eliminate"))
-
-
-def both_ways(forth: Contrast, back: Contrast) -> tuple[Tensor, Tensor]:
-    """The losses of the two directions; the gradient of both is that of the first, see `Across`."""
-    with torch.no_grad():
-        across = Across(back.temperature)
-        back.gives = across
-        back_loss = back.loss()
-        across.settle(back.sizes)
-    forth.takes = across
-    return forth.loss(), back_loss
-
-
-def known(ids: Tensor, group_ids: Tensor) -> Tensor:
-    """(B,) keys that agree for samples of one group, and for a sample of no group only with itself.
-
-    Example:
-        >>> known(torch.tensor([5, 6, 7, 5]), torch.tensor([0, 0, -1, -1]))
-        tensor([ 0,  0, -8, -6])
-    """
-    return torch.where(group_ids >= 0, group_ids, -1 - ids)
-
-
-def check_inputs(image_features: Tensor, text_features: Tensor, ids: Tensor | None, group_ids: Tensor | None) -> None:
-    """Refuses inputs of a loss of image and text whose shapes or types do not fit."""
-    shape = tuple(image_features.shape)
-    if image_features.ndim != 2 or text_features.shape != image_features.shape or not image_features.numel():
-        raise ValueError(
-            f"`image_features` (={shape}) and `text_features` (={tuple(text_features.shape)}) must have one shape (batch, embedding), "
-            "neither of them 0: row i of both belongs to one sample"
-        )
-    for name, given in (("ids", ids), ("group_ids", group_ids)):
-        if given is None:
-            continue
-        if given.shape != shape[:1]:
-            raise ValueError(f"`{name}` (={tuple(given.shape)}) must have the shape {shape[:1]}: one for each pair of image and text")
-        require_integers(name, given)
-
-
-class CLIPLoss(Bimodal[NTXent]):
+@dataclass(kw_only=True, eq=False, repr=False)
+class CLIPLoss(BimodalLoss[NTXentLoss]):
     """InfoNCE of image and text in both directions, with a learned temperature.
 
         loss = ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} w_ij exp(s_ij / t) ) )     images i, texts j
              + ½ mean_i ( −s_ii / t + log( exp(s_ii / t) + Σ_{j ≠ i} v_ij exp(s_ji / t) ) )     texts i, images j
 
-    w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXent`. Without groups and detector it is the cross-entropy
-    over rows and columns of the matrix of similarities. State: the temperature, as the logarithm of its inverse (`learned.logit_scale`),
-    and that of the two detectors.
+    w, v: 1; 0 where j shares the group of i; for kin as the action says, see `NTXentLoss`. Without
+    groups and detector it is the cross-entropy over rows and columns of the matrix of similarities.
+    State: `learned.logit_scale`, the logarithm of 1 / t, and that of the two detectors.
 
     Args:
-        temperature: t at the start.
-        learnable: False keeps it.
-        min_temperature: the learned t never falls below; 0.01 is the scale of at most 100 of the paper.
-        detector, action, min_negatives, kin_weight, block_rows, gather: see `NTXent`; the detector is copied for the second direction.
+        learnable: False keeps the temperature constant.
+        min_temperature: the learned t never falls below; 0.01 is the paper's scale of at most 100.
+        decoupled, prior, hardness: see `NTXentLoss`.
+        temperature, detector, action, …: see `Settings`; the detector is copied for the texts.
 
     Example:
         >>> import torch, kinfolk as kf
@@ -243,19 +306,137 @@ class CLIPLoss(Bimodal[NTXent]):
         0.1804
     """
 
-    def __init__(
+    temperature: float = 0.07
+    learnable: bool = True
+    min_temperature: float = 0.01
+    decoupled: bool = False
+    prior: float | None = None
+    hardness: float | None = None
+
+    def __post_init__(self, compile: bool) -> None:
+        super().__post_init__(compile)
+        learned = LearnedTemperature(self.temperature, self.min_temperature) if self.learnable else None
+        self.build(NTXentLoss, learned, decoupled=self.decoupled, prior=self.prior, hardness=self.hardness)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class BimodalSogCLRLoss(BimodalLoss[SogCLRLoss]):
+    """The global contrastive loss of image and text: a moving average of each image's negatives, and
+    one of each text's.
+
+        ĝ_I,i = mean over the kept texts j ≠ i of exp(s_ij / t),  u_I,i ← (1 − γ) u_I,i + γ ĝ_I,i    and so ĝ_T, u_T
+        value    mean_i( −s_ii + ½ t·log u_I,i + ½ t·log u_T,i )
+        gradient mean_i( −∇s_ii + ½ (t / u_I,i) ∇ĝ_I,i + ½ (t / u_T,i) ∇ĝ_T,i )
+
+    Candidates of the anchor's group, and with "eliminate" or "attract" its kin, are not in ĝ. State:
+    u of each direction (`image.u`, `text.u`), and that of the two detectors.
+
+    Args:
+        num_samples: N; ids are in [0, N).
+        gamma: γ at its end, the weight of the new value.
+        decay_epochs: epochs in which γ falls from 1 to `gamma` along a cosine; `set_progress` moves
+            it. None: it is constant.
+        temperature, detector, action, …: see `Settings`; the detector is copied for the texts.
+
+    Deviates from the paper in: the mean of the two directions, half of its sum; a constant, t times
+    the logarithm of the number of negatives, is left out.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.BimodalSogCLRLoss(num_samples=100)
+        >>> round(loss_fn(torch.eye(4), torch.eye(4), torch.arange(4)).item(), 4)
+        -1.0
+    """
+
+    temperature: float = 0.03
+    num_samples: int
+    gamma: float = 0.2
+    decay_epochs: int | None = 18
+
+    refused = AveragedLoss.refused
+
+    def __post_init__(self, compile: bool) -> None:
+        super().__post_init__(compile)
+        check_decay(self.decay_epochs)
+        self.build(SogCLRLoss, None, num_samples=self.num_samples, gamma=self.gamma)
+        self.set_progress(0, 1)
+
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        super().set_progress(epoch, num_epochs)
+        for objective in self.objectives:
+            objective.set_gamma(cosine_gamma(self.gamma, int(epoch), self.decay_epochs))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SigLIPLoss(Objective, TwoTowers):
+    """Each pair of an image and a text is classified by itself: a sigmoid, no softmax.
+
+        loss = −(1 / B) Σ_ij w_ij log σ( y_ij (s_ij / t + b) ),     y_ij = 1 where j is the text of i or shares its group, else −1
+
+    t and b are learned. w_ij is 1; of kin 0 with "eliminate", 1 − degree or `kin_weight` with
+    "reweight". With "attract" kin are positives to their degree d: −d log σ(x) − (1 − d) log σ(−x).
+    No negative depends on the others, so `min_negatives` has no effect. The detector sees images as
+    anchors and texts as candidates. State: t, b and the detector's.
+
+    Args:
+        bias: b at the start; −10 as in the paper, so that negatives do not dominate the first steps.
+        learnable: False keeps t and b constant.
+        min_temperature: the learned t never falls below.
+        temperature, detector, action, …: see `Settings`.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss_fn = kf.SigLIPLoss(temperature=0.5, bias=-1.0)
+        >>> round(loss_fn(torch.eye(4), torch.eye(4)).item(), 4)
+        1.253
+    """
+
+    bias: InitVar[float] = -10.0  # the attribute is the learned parameter
+    learnable: bool = True
+    min_temperature: float = 0.001
+
+    keeps_negatives: ClassVar[bool] = False
+    shares_pull: ClassVar[bool] = False
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prior", "hardness", "decoupled"), "each pair is classified by itself, so there is no sum over negatives"
+    )
+
+    def __post_init__(self, compile: bool, bias: float) -> None:
+        super().__post_init__(compile)
+        self.learned = LearnedTemperature(self.temperature, self.min_temperature).requires_grad_(self.learnable)
+        self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=self.learnable)
+
+    def forward(
         self,
-        temperature: float = 0.07,
-        learnable: bool = True,
-        min_temperature: float = 0.01,
-        **shared: Unpack[Estimate],
-    ) -> None:
-        def make(each: Detector | None) -> NTXent:
-            given: Estimate = {**shared, "detector": each}
-            return NTXent(temperature, **given)
+        image_features: Tensor,
+        text_features: Tensor,
+        ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+        **explicit: Unpack[Negatives],
+    ) -> Tensor:
+        """Scalar: the mean over the images of all ranks; see `BimodalLoss.forward`."""
+        pairs, _ = self.pairs_of(image_features, text_features, ids, group_ids, self, **explicit)
+        return self.on(pairs, self.learned())
 
-        super().__init__(make, shared.get("detector"), LearnedTemperature(temperature, min_temperature) if learnable else None)
+    def learned_parameters(self) -> tuple[Tensor, ...]:
+        bias: Any = self.bias
+        return (distributed.averaged(bias),)
 
-    def __repr__(self) -> str:
-        learned = {"learnable": False} if self.learned is None else {"min_temperature": self.learned.lowest}
-        return call("CLIPLoss", self.image, temperature=self.image.temperature, **learned)
+    def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
+        x = rows.sim / rows.t.unsqueeze(1) + rows.parameters[0]
+        target = rows.own.to(x.dtype) if rows.y is None else rows.own + rows.y
+        weight = rows.log_w.exp() + rows.own  # the positives are not among the negatives
+        return (weight * (F.softplus(x) - target * x)).sum(1), {}
+
+    @property
+    def current_temperature(self) -> float:
+        """t, as it is now."""
+        return self.learned.value
+
+    @property
+    def objectives(self) -> tuple[SigLIPLoss]:
+        """This loss: it has one direction."""
+        return (self,)
+
+
+del SigLIPLoss.bias  # type: ignore[attr-defined]  # a class attribute would hide the parameter

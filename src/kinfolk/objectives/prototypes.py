@@ -13,19 +13,17 @@ of a block, C candidates, P own positives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from kinfolk import distributed
-from kinfolk.contrast import Contrast, Rows, Terms
-from kinfolk.detectors.base import Detector, Found
-from kinfolk.kinship import Keys, Roles
-from kinfolk.objectives.base import Objective, Shared, unit
-from kinfolk.objectives.ntxent import of_one_positive
-from kinfolk.pairs import Block, Pairs, Policy
+from kinfolk.contrast import Contrast, Rows, State, contrast
+from kinfolk.kinship import Action, Kin, Policy
+from kinfolk.objectives.base import Objective, unit
+from kinfolk.pairs import OUT, Block, Pairs
 
 
 class PrototypeCrossEntropy(nn.Module):
@@ -126,36 +124,32 @@ def prototype_nce(anchors: Tensor, prototypes: Tensor, concentration: Tensor, la
     scaled_KD = unit(prototypes.detach().to(anchors_AD.dtype)) * (smallest / phi_K.masked_fill(empty_K, torch.inf)).unsqueeze(1)
     number_M = torch.arange(len(scaled_KD), device=labels.device) if drawn is None else drawn
     own_A1D = scaled_KD[labels.clamp(min=0)].unsqueeze(1)
-    pairs = Pairs(anchors_AD, scaled_KD if drawn is None else scaled_KD[drawn], own_A1D, labels, number_M, unit=True)
-    policy = Policy("eliminate", 1.0, 1, attracted_stay=False)
-    return Contrast(pairs, smallest, _prototype_terms, policy, _Empty(empty_K[number_M]), reads_weight=False).loss()
+    pairs = Pairs(anchors_AD, scaled_KD if drawn is None else scaled_KD[drawn], own_A1D, labels, number_M)
+    how = Contrast(_prototype_row_loss, Policy(), _Empty(empty_K[number_M]))
+    return contrast(pairs, smallest, how).loss
 
 
-def _prototype_terms(rows: Rows) -> Terms:
+def _prototype_row_loss(rows: Rows) -> tuple[Tensor, State]:
     """InfoNCE, and nothing for an anchor without a prototype."""
-    terms, known_R = of_one_positive(rows, rows.lse_R), rows.ids >= 0
-    assert terms.d_temperature_R is not None
-    return Terms(
-        loss_R=terms.loss_R * known_R,
-        d_lse_R=terms.d_lse_R * known_R,
-        d_own_RP=terms.d_own_RP * known_R.unsqueeze(1),
-        d_temperature_R=terms.d_temperature_R * known_R,
-    )
+    loss = torch.logaddexp(rows.log_pos(), rows.log_sum()) - rows.pull() / rows.t
+    return loss * (rows.ids >= 0), {}
 
 
-class _Empty(Detector):
-    """Leaves out the prototypes of empty clusters.
+class _Empty:
+    """Leaves out the prototypes of empty clusters, a detector for `contrast`.
 
     Args:
         empty_C: which of the candidates these are.
     """
 
     def __init__(self, empty_C: Tensor) -> None:
-        super().__init__()
-        self.key_C = empty_C.to(torch.int64) - 1  # 0 where it is empty, and −1, which is shared with nothing, elsewhere
+        self.empty_C = empty_C
 
-    def find(self, block: Block) -> Found:
-        return Found((Roles(drop=Keys(torch.zeros_like(block.row_ids).unsqueeze(0), self.key_C.unsqueeze(0))),))
+    def prepare(self, ids_C: Tensor, candidates_CD: Tensor, guide_CG: Tensor | None) -> None:
+        return None
+
+    def find(self, block: Block) -> Kin:
+        return Kin(ignore=self.empty_C.expand_as(block.sim_RC))
 
 
 def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], drawn: Sequence[Tensor | None] | None = None) -> Tensor:
@@ -174,59 +168,38 @@ def proto_nce(anchors: Tensor, levels: Sequence[tuple[Tensor, Tensor, Tensor]], 
     return distributed.sum_over_ranks(loss * (len(anchors) / number))
 
 
-class LocalAggregation(Objective):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LocalAggregationLoss(Objective):
     """The probability that the anchor is one of its close neighbours, among its background neighbours.
 
         loss_i = −log [ ( Σ_own exp(s/t) + Σ_{j ∈ C_i ∩ B_i} exp(s_ij/t) ) / ( Σ_own exp(s/t) + Σ_{j ∈ B_i} exp(s_ij/t) ) ]
 
-    C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the candidates that it does not drop. The kin
-    are summed inside the logarithm, so that it is enough if some of them are near, while `NTXent` attracts each of them. This is the action
-    "attract", as in the paper. With "eliminate" kin leave the background, and with "reweight" they have a factor there; in both cases only
-    the own positives are in the numerator, and the loss is `NTXent`, as it is without a detector. No state.
+    C_i, the close neighbours, are the kin that the detector finds; B_i, the background, are the candidates that it does not ignore. The
+    kin are summed inside the logarithm, so it is enough if some of them are near, while `NTXentLoss` attracts each of them. This is the
+    action "attract", the default and the paper's. With "eliminate" kin leave the background, with "reweight" they have a weight there; in
+    both cases, and without a detector, the loss is `NTXentLoss`. No state.
 
     Args:
-        temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
+        temperature, detector, action, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf
         >>> z1, z2 = torch.eye(4), torch.eye(4)
-        >>> loss_fn = kf.LocalAggregation(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
+        >>> loss_fn = kf.LocalAggregationLoss(temperature=0.5, detector=kf.Oracle(torch.tensor([0, 0, 0, 0])))
         >>> loss_fn(z1, z2, torch.arange(4)).item()  # all samples are close to each other
         0.0
     """
 
-    attracted_stay: ClassVar[bool] = True
+    temperature: float = 0.07
+    action: Action = "attract"
+
     shares_pull: ClassVar[bool] = False
-    pools_kin: ClassVar[bool] = True
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("prior", "hardness", "decoupled"),
-        "close neighbours are in the numerator and in the denominator, and a denominator that is estimated by itself could be the smaller",
+        "close neighbours are in numerator and denominator, and an estimated denominator could be the smaller one",
     )
 
-    def __init__(
-        self,
-        temperature: float,
-        **shared: Unpack[Shared],
-    ) -> None:
-        shared.setdefault("action", "attract")
-        super().__init__(temperature, **shared)
-
-    def terms(self, rows: Rows) -> Terms:
-        t = rows.temperature
-        logit_RP = rows.own_RP / t
-        log_own_R = logit_RP.logsumexp(1)
-        kin_lse_R = torch.full_like(log_own_R, -torch.inf) if rows.kin_lse_R is None else rows.kin_lse_R
-        log_close_R = torch.logaddexp(log_own_R, kin_lse_R)
-        log_all_R = torch.logaddexp(log_own_R, rows.lse_R)
-        d_own_RP = (torch.exp(logit_RP - log_all_R.unsqueeze(1)) - torch.exp(logit_RP - log_close_R.unsqueeze(1))) / t
-        return Terms(
-            loss_R=log_all_R - log_close_R,
-            d_lse_R=torch.exp(rows.lse_R - log_all_R),
-            d_own_RP=d_own_RP,
-            d_kin_R=torch.zeros_like(log_own_R),
-            d_kin_lse_R=-torch.exp(kin_lse_R - log_close_R),
-            d_temperature_R=-(d_own_RP * rows.own_RP).sum(1) / t,
-        )
-
-    def __repr__(self) -> str:
-        return self._call(**({} if self.action == "attract" else {"action": self.action}))
+    def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
+        own = rows.log_pos()
+        close = own if rows.y is None else torch.logaddexp(own, rows.log_sum(rows.y.log().clamp(min=OUT)))
+        return torch.logaddexp(own, rows.log_sum()) - close, {}

@@ -114,8 +114,6 @@ def siamese_metric(features: Tensor, partners: Partners, head: Callable[[Tensor]
         used, partner = torch.cat((same[mine], other[mine])), torch.cat((partners.same_A[mine], partners.other_A[mine].clamp(min=0)))
         place = torch.arange(len(features), device=features.device).repeat(2)
         target = (torch.arange(len(used), device=features.device) < len(features)).to(features.dtype)
-        if features.device.type == "cpu":  # looking costs nothing here, and saves the rows that are not used
-            place, partner, target, used = place[used], partner[used], target[used], used[used]
         logit = head((features[place] - everything[partner]).abs()).flatten()
         loss_M = F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
         loss = torch.where(used, loss_M, 0.0).sum() / counts.sum().clamp(min=1)

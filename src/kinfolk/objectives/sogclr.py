@@ -1,95 +1,87 @@
-"""What the global contrastive losses share: a moving average, kept for each sample, of the mean over its negatives.
+"""SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022;
+as in GloFND, equations 3 and 5. And what the global contrastive losses share.
 
-GloFND, equation 5, of SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022.
-
-Dimension key: R rows of a block, N data set.
-
-SogCLR: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning, ICML 2022; as in GloFND, equations 3 and 5.
-
-Dimension key: R rows of a block, P own positives, N data set.
+Dimension key: R rows of a block, b samples of a block, N data set.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
-from kinfolk.contrast import Rows, Terms
-from kinfolk.objectives.base import Objective, Shared, pulls
+from kinfolk.contrast import Rows, State
+from kinfolk.objectives.base import Objective
 from kinfolk.stores.per_sample import PerSample
 
 
-class Averaged(Objective):
-    """Abstract. An objective that keeps u for each sample, as its logarithm so that no temperature overflows.
+@dataclass(kw_only=True, eq=False, repr=False)
+class AveragedLoss(Objective, ABC):
+    """Abstract. A loss that keeps a moving average u of each sample's mean over negatives.
 
         u_i ← (1 − γ) u_i + γ ĝ_i,  u_i = ĝ_i on the first visit
 
-    All views of a sample read the same old u; the mean of their new values is stored. A sample without negatives is left as it is. A sample
-    that was never visited has u = 0. Of several occurrences of a sample in one batch, the mean of log u is stored.
+    It is stored as a logarithm, so that no temperature overflows. All views of a sample read the
+    same old u; the mean of their new values is stored. A sample without negatives is left as it is.
 
     Args:
         num_samples: N; ids are in [0, N).
-        gamma: γ, the weight of the new value.
-        more: further fields of the store, with their initial values.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
+        gamma: γ in (0, 1], the weight of the new value.
+        temperature, detector, action, …: see `Settings`.
     """
 
+    num_samples: int
+    gamma: float = 0.9
+
     attracted_stay: ClassVar[bool] = False
-    addresses: ClassVar[bool] = True
-    reads_weight: ClassVar[bool] = True
     refused: ClassVar[Mapping[str, str]] = {
-        "prior": "its maximum with the least possible sum is not linear, so it does not carry over to a moving average of the mean",
-        "hardness": "it weighs negatives by a ratio of two means, and the average of ratios over batches is not the ratio over the data",
+        "prior": "its maximum with the least possible sum is not linear, so it does not carry over to a moving average",
+        "hardness": "it is a ratio of two means, and the average of ratios over batches is not the ratio over the data",
         "decoupled": "the positive is not in the mean over negatives anyway",
     }
 
-    def __init__(
-        self,
-        num_samples: int,
-        temperature: float,
-        gamma: float,
-        more: Mapping[str, float] | None = None,
-        **shared: Unpack[Shared],
-    ) -> None:
-        super().__init__(temperature, **shared)
+    def __post_init__(self, compile: bool) -> None:
+        super().__post_init__(compile)
+        self.set_gamma(self.gamma)
+        self.store = PerSample(self.num_samples, log_u=-math.inf, **self.state_fields())
+
+    def state_fields(self) -> Mapping[str, float]:
+        """Further fields of the store, with their initial values. Default: none."""
+        return {}
+
+    def set_gamma(self, gamma: float) -> None:
+        """Sets γ."""
         if not 0 < gamma <= 1:
             raise ValueError(f"`gamma` (={gamma}) must be in (0, 1]")
-        self.num_samples, self.gamma = num_samples, gamma
-        self.store = PerSample(num_samples, log_u=-math.inf, **(more or {}))
+        self.gamma, self._gamma = gamma, torch.tensor(gamma, dtype=torch.float64)  # a tensor: it may change each epoch
 
     @property
     def u(self) -> Tensor:
-        """(N,) the moving averages; 0 where the sample was not seen."""
+        """(N,) the moving averages; 0 for samples that were not visited."""
         log_u: Tensor = self.store.log_u
         return log_u.exp()
 
-    def averaged(self, rows: Rows, log_g_R: Tensor) -> tuple[Tensor, Tensor]:
-        """(R,) log of the new u, and (b,) what to store of it. NaN in, for a row without negatives, is NaN out and changes no state."""
-        old_b1 = self.store.read_rows(rows.ids)[:, :1].to(log_g_R.dtype)
-        log_g_bV = log_g_R.view(-1, rows.num_views)
-        if self.gamma == 1:
-            log_u_bV = log_g_bV
-        else:
-            log_u_bV = torch.logaddexp(old_b1 + math.log1p(-self.gamma), log_g_bV + math.log(self.gamma))
-            log_u_bV = torch.where(old_b1 == -torch.inf, log_g_bV, log_u_bV)
-        stored_b = log_u_bV.squeeze(1) if rows.num_views == 1 else log_u_bV.logsumexp(1) - math.log(rows.num_views)
-        return log_u_bV.view(-1), stored_b
+    @torch.no_grad()
+    def average(self, rows: Rows, log_g: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
+        """(R,) log of the new u, 0 in `bare` rows (without negatives), and (b,) the value to store."""
+        gamma, old_b1 = self._gamma.to(log_g.dtype), self.store.log_u[rows.ids].to(log_g.dtype).unsqueeze(1)
+        log_g_bV = log_g.masked_fill(bare, torch.nan).view(-1, rows.num_views)
+        new_bV = torch.logaddexp(old_b1 + (1 - gamma).log(), log_g_bV + gamma.log())
+        new_bV = torch.where(old_b1 == -torch.inf, log_g_bV, new_bV)
+        return new_bV.flatten().masked_fill(bare, 0.0), new_bV.logsumexp(1) - math.log(rows.num_views)
 
-    def over_levels(self, updates: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        """The mean of the levels' u, and of whatever else they propose."""
-        if len(updates) == 1:
-            return updates[0]
-        state_LbF = torch.stack([update["state"] for update in updates])
-        log_u_b1 = state_LbF[:, :, :1].logsumexp(0) - math.log(len(updates))
-        return {"state": torch.cat((log_u_b1, state_LbF[:, :, 1:].mean(0)), 1)}
+    def merge_levels(self, levels: Sequence[State]) -> State:
+        """The mean of the levels' u."""
+        log_u_Lb = torch.stack([level["log_u"] for level in levels])
+        return {"log_u": log_u_Lb.logsumexp(0) - math.log(len(levels))}
 
-    def observe(self, ids: Tensor, update: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
-        self.store.write_rows(ids, update["state"], sound)
+    def observe(self, ids: Tensor, update: State, is_finite: Tensor | None = None) -> None:
+        self.store.write(ids, update, is_finite)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         seen = state_dict.pop(f"{prefix}store.seen", None)  # as version 0.1.0 saved it
@@ -100,69 +92,48 @@ class Averaged(Objective):
 
 
 def cosine_gamma(gamma: float, epoch: int, decay_epochs: int | None) -> float:
-    """γ of an epoch: from 1 down to `gamma` along half a cosine in `decay_epochs`, then constant; None: constant from the start."""
+    """γ of an epoch: from 1 to `gamma` along half a cosine in `decay_epochs`, then constant; None:
+    constant from the start."""
     if decay_epochs is None or epoch >= decay_epochs:
         return gamma
     return gamma + (1 - gamma) * (1 + math.cos(math.pi * epoch / decay_epochs)) / 2
 
 
-def check_decay(decay_epochs: int | None) -> int | None:
-    """The epochs in which γ falls, if there is at least one."""
+def check_decay(decay_epochs: int | None) -> None:
+    """Refuses fewer than one epoch in which γ falls."""
     if decay_epochs is not None and decay_epochs < 1:
         raise ValueError(f"`decay_epochs` (={decay_epochs}) must be at least 1, or None for a constant gamma")
-    return decay_epochs
 
 
-class SogCLR(Averaged):
-    """The global contrastive loss: the batch's mean over negatives is replaced by a moving average kept for each sample.
+@dataclass(kw_only=True, eq=False, repr=False)
+class SogCLRLoss(AveragedLoss):
+    """The global contrastive loss: the mean over a batch's negatives is replaced by a moving
+    average kept for each sample.
 
-        ĝ_i = Σ_j w_ij exp(s_ij / t) / Σ_j w_ij                     (kept negatives; the positive is not among them)
+        ĝ_i = Σ_j w_ij exp(s_ij / t) / Σ_j w_ij       (the positive is not among them)
         u_i ← (1 − γ) u_i + γ ĝ_i,  u_i = ĝ_i on the first visit
         value    mean_i( −s_i,pos + t·log u_i )
         gradient mean_i( −∇s_i,pos + (t / u_i) ∇ĝ_i )
 
-    With `attract`, kin are positives too (mean of similarities) and, like the own positive, leave ĝ. State per sample: u, kept as its
-    logarithm so that no temperature overflows; 0 before the first visit. Both views read the same old u; the mean of their two
-    new values is stored. With γ = 1 the gradient is that of −s_pos + t·log ĝ of the batch.
+    With "attract", kin are positives too (mean of similarities) and leave ĝ. State: u. With γ = 1
+    the gradient is that of −s_pos + t·log ĝ of the batch.
 
     Args:
         num_samples: N; ids are in [0, N).
         gamma: γ, the weight of the new value.
-        temperature, detector, action, min_negatives, kin_weight, block_rows, gather: see `Objective`.
+        temperature, detector, action, …: see `Settings`.
 
     Example:
         >>> import torch, kinfolk as kf
-        >>> loss_fn = kf.SogCLR(num_samples=100, temperature=0.1)
+        >>> loss_fn = kf.SogCLRLoss(num_samples=100, temperature=0.1)
         >>> z1, z2, ids = torch.eye(4), torch.eye(4), torch.arange(4)
         >>> round(loss_fn(z1, z2, ids).item(), 4)
         -1.0
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        temperature: float,
-        gamma: float = 0.9,
-        **shared: Unpack[Shared],
-    ) -> None:
-        super().__init__(num_samples, temperature, gamma, **shared)
-
-    def terms(self, rows: Rows) -> Terms:
-        t, weight_R = rows.temperature, rows.weight_R
-        assert weight_R is not None
-        bare_R = weight_R == 0  # no negatives at all: nothing to estimate, and only the positives are left
-        log_g_R = (rows.lse_R - weight_R.log()).masked_fill(bare_R, torch.nan)
-        log_u_R, stored_b = self.averaged(rows, log_g_R)
-        pull = pulls(rows, self.own_weight)
-        weighted_R = (t * log_u_R).masked_fill(bare_R, 0.0)
-        return Terms(
-            loss_R=weighted_R - pull.sum_R,
-            d_lse_R=(log_g_R - log_u_R).exp_().mul_(t).masked_fill_(bare_R, 0.0),
-            d_own_RP=-pull.own_R.unsqueeze(1).expand_as(rows.own_RP),
-            d_kin_R=None if rows.kin_sum_R is None else -pull.kin_R,
-            d_temperature_R=weighted_R / t if rows.learned else None,
-            update={"state": stored_b.unsqueeze(1)},
-        )
-
-    def __repr__(self) -> str:
-        return self._call(num_samples=self.num_samples, gamma=self.gamma)
+    def row_loss(self, rows: Rows) -> tuple[Tensor, State]:
+        weight = rows.weight()
+        log_g = rows.log_sum() - weight.where(weight > 0, 1.0).log()
+        log_u, stored = self.average(rows, log_g, weight == 0)
+        gradient = rows.t.detach() * torch.exp(log_g - log_u)  # (t / u) ∇ĝ
+        return gradient - gradient.detach() + rows.t * log_u - rows.pull(self.own_weight), {"log_u": stored}

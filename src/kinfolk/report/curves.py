@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from kinfolk.detectors import FNC, GloFND, Ring
-from kinfolk.detectors.base import unwrapped
 from kinfolk.detectors.thresholds import batch_quantile
 from kinfolk.seeding import generator
 
@@ -106,11 +105,11 @@ class Bound:
 
 def bounds_of(compared: Compared) -> list[Bound]:
     """The bounds of the run's detector; empty for a detector without bounds."""
-    detector = unwrapped(compared.detector)
+    detector = None if compared.detector is None else compared.detector.inner
     if isinstance(detector, GloFND) and detector.alpha > 0 and detector.alphas is None:
         return [Bound("threshold", detector.alpha, detector.thresholds[compared.ids])]
-    if isinstance(detector, FNC) and detector.fraction is not None:
-        return [Bound("threshold", detector.fraction, None)]
+    if isinstance(detector, FNC) and detector.alpha is not None:
+        return [Bound("threshold", detector.alpha, None)]
     if isinstance(detector, Ring):
         shares = {name: share for name, share in (("lower", detector.lower), ("upper", detector.upper)) if 0 < share < 1}
         state = {} if detector.boundaries is None else detector.boundaries.store.read(compared.ids)
@@ -237,6 +236,23 @@ CURVES = (
         (("conforming", "Conforming", "accent"), ("clustered", "Clustered", "second"), ("largest_cluster", "Largest", "third")),
         percent=True,
     ),
+    Curve(
+        "keys",
+        "Retrieved keys",
+        "share of anchors with a key from the queue, and of these keys with the anchor's label",
+        (("with_key", "Anchors with a key", "accent"), ("key_precision", "Same label", "second")),
+        percent=True,
+        from_zero=True,
+        alone="share of anchors with a key from the queue",
+    ),
+    Curve(
+        "accepted",
+        "Accepted labels",
+        "share of the samples whose cluster label is accepted, mean over the levels",
+        (("accepted", "Accepted", "accent"),),
+        percent=True,
+        from_zero=True,
+    ),
     Curve("temperature", "Temperature", "of the image-text loss", (("temperature", "Temperature", "accent"),), from_zero=True),
     Curve("lr", "Learning rate", "at the end of the epoch", (("lr", "Learning rate", "accent"),), from_zero=True),
     Curve("speed", "Images per second", "training only", (("images_per_second", "Images/s", "accent"),), from_zero=True),
@@ -275,7 +291,7 @@ def curve_panels(epochs: Sequence[dict[str, float]], normaliser: str = "arithmet
             description = "; ".join(_in_words(curve, label, *lines[name]) for name, label, _ in curve.lines if lines[name][0])
             alone = bool(curve.alone) and len(traces) == 1
             note = (curve.alone if alone else curve.note).format(entropy=ENTROPIES.get(normaliser, normaliser))
-            panels.append(Panel(curve.id, curve.title, note, description, _figure(curve, traces)))
+            panels.append(Panel(curve.id, curve.title, note, description, curve_figure(curve, traces)))
     return panels
 
 
@@ -298,7 +314,8 @@ def _trace(curve: Curve, label: str, colour: str, x: list[int], y: list[float]) 
     }
 
 
-def _figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
+def curve_figure(curve: Curve, traces: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figure of curves over the epochs, with ticks at whole epochs."""
     made = figure(traces, "epoch")
     first, last = min(trace["x"][0] for trace in traces), max(trace["x"][-1] for trace in traces)
     step = max(1, math.ceil((last - first) / 6))  # whole epochs, also in short runs

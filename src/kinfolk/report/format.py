@@ -15,6 +15,7 @@ from typing import Any
 from kinfolk.errors import counted
 from kinfolk.report.curves import Panel, figure, line
 from kinfolk.report.run_summary import Record
+from kinfolk.training.documents import first_warnings
 
 
 def papers_of(record: Record) -> list[tuple[str, str]]:
@@ -61,6 +62,7 @@ def facts_of(record: Record) -> list[tuple[str, str]]:
         ("Seed", config.get("seed")),
         ("Speed", f"{speed:,.0f} images/s" if (speed := record.last("images_per_second")) is not None else None),
         ("Software", _versions(meta)),
+        *(("Warning", message) for message in first_warnings(record.epochs).values()),
     ]
     return [(label, str(value)) for label, value in lines if value not in (None, "")]
 

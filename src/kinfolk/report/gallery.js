@@ -48,6 +48,7 @@
     figure.append(make("bdi", "", samples.keys[i]));
     if (!samples.tile && opens) figure.append(tile);
     if (judged !== null) figure.classList.add(judged ? "right" : "wrong");
+    if (page.decorate) page.decorate(figure, i, anchor);
     return figure;
   }
 

@@ -61,12 +61,14 @@ const page = (() => {
       xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
     };
   }
+  // a name of the palette, or the number of a curve
+  const tint = (name) => (/^\d+$/.test(name) ? classColour(Number(name), CLASS_COLOURS.light.length) : value(name));
   const coloured = (trace) => ({
     ...trace,
-    line: trace.type === "bar" ? undefined : { ...trace.line, color: value(trace.line.color) },
-    marker: { ...trace.marker, color: value(trace.marker.color) },
-    error_x: trace.error_x && { ...trace.error_x, color: value(trace.error_x.color) },
-    error_y: trace.error_y && { ...trace.error_y, color: value(trace.error_y.color) },
+    line: trace.type === "bar" ? undefined : { ...trace.line, color: tint(trace.line.color) },
+    marker: { ...trace.marker, color: tint(trace.marker.color) },
+    error_x: trace.error_x && { ...trace.error_x, color: tint(trace.error_x.color) },
+    error_y: trace.error_y && { ...trace.error_y, color: tint(trace.error_y.color) },
   });
   const figures = read("figures") || {};
   drawers.push(() => {
@@ -74,6 +76,13 @@ const page = (() => {
       Plotly.react("plot-" + id, figure.data.map(coloured), themed(figure.layout), CONFIG);
     }
   });
+
+  // ---- tables that are wider than the page say so
+  const showScrolling = () => {
+    for (const table of document.querySelectorAll(".sideways")) {
+      table.nextElementSibling.hidden = table.scrollWidth <= table.clientWidth;
+    }
+  };
 
   const draw = () => { for (const drawer of drawers) drawer(); };
 
@@ -96,7 +105,9 @@ const page = (() => {
       for (const element of plots()) Plotly.relayout(element, { width: null, autosize: true });
       draw();
     });
+    addEventListener("resize", showScrolling);
     draw();
+    showScrolling();
     root.dataset.ready = "true";
   }
 

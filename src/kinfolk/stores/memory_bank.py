@@ -122,19 +122,19 @@ class Bank(Exact):
         return self.features[ids]
 
     @torch.no_grad()
-    def write(self, ids: Tensor, z: Tensor, sound: Tensor | None = None) -> None:
+    def write(self, ids: Tensor, z: Tensor, is_finite: Tensor | None = None) -> None:
         """Moves the entries of `ids` (b,) towards `z` (b, D), of any norm, of all ranks; several rows of one id count as their mean.
 
-        `sound`: whether the step was; see `kept`."""
+        `is_finite`: whether the loss is; see `kept`."""
         check_ids(ids, self.num_samples)
         if z.shape != (len(ids), self.dim):
             raise ValueError(f"`z` (={tuple(z.shape)}) must have the shape {(len(ids), self.dim)}")
-        if skips(sound):
+        if skips(is_finite):
             return
         ids, z = distributed.joined(ids, z)
         old_bD, mean_bD = self.features[ids], means_by_id(ids, F.normalize(z.to(self.features.dtype), dim=1))
-        self.features[ids] = kept(sound, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD)
-        self.seen[ids] = True if sound is None else self.seen[ids] | sound
+        self.features[ids] = kept(is_finite, F.normalize(torch.lerp(mean_bD, old_bD, self.momentum), dim=1), old_bD)
+        self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")

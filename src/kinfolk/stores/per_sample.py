@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -61,10 +62,16 @@ class StepRandom(OnHost, ABC):
         """A fresh generator of the current step."""
         return counted(int(self.seed), int(self.count))
 
-    def advance(self, sound: Tensor | None = None) -> None:
+    def advance(self, is_finite: Tensor | None = None) -> None:
         """Moves to the next step, unless this one is known to be broken (see `skips`)."""
-        if not skips(sound):
+        if not skips(is_finite):
             self.count += 1
+
+
+def check_num_samples(num_samples: object) -> None:
+    """Refuses a number of samples that is not an integer: ids would be compared with 8.5 or True."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, Integral):
+        raise TypeError(f"`num_samples` (={num_samples!r}) must be an int")
 
 
 def check_ids(ids: Tensor, num_samples: int, why: str = "`num_samples` is too small") -> None:
@@ -101,19 +108,19 @@ def size_differs(key: str, saved: Tensor | None, error_msgs: list[str], advice: 
 
 
 def finite(loss: Tensor) -> Tensor:
-    """Whether a loss is, without dimensions and on its device: what the `sound` of a write is made of."""
+    """Whether a loss is, without dimensions and on its device: as the `is_finite` of a write."""
     return (loss.detach() - loss.detach()) == 0  # two launches, where `isfinite` has four
 
 
-def skips(sound: Tensor | None) -> bool:
+def skips(is_finite: Tensor | None) -> bool:
     """Whether a step is known to be broken. On a CPU it is known; on an accelerator asking would stop the step, so there the write itself
     keeps what was there (`kept`)."""
-    return sound is not None and sound.device.type == "cpu" and not bool(sound)
+    return is_finite is not None and is_finite.device.type == "cpu" and not bool(is_finite)
 
 
-def kept(sound: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def kept(is_finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new values, or of a broken step on an accelerator the old ones."""
-    return new if sound is None or sound.device.type == "cpu" else torch.where(sound, new, old)
+    return new if is_finite is None or is_finite.device.type == "cpu" else torch.where(is_finite, new, old)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -170,6 +177,7 @@ class PerSample(Exact):
 
     def __init__(self, num_samples: int, **fields: float) -> None:
         super().__init__()
+        check_num_samples(num_samples)
         if num_samples < 1:
             raise ValueError(f"`num_samples` (={num_samples}) must be at least 1")
         self.num_samples, self.fields = num_samples, tuple(fields)
@@ -186,11 +194,10 @@ class PerSample(Exact):
         return dict(zip(self.fields, self.read_rows(ids).unbind(1), strict=True))
 
     def read_rows(self, ids: Tensor) -> Tensor:
-        """(b, F) all fields of the samples `ids`."""
-        check_ids(ids, self.num_samples)
+        """(b, F) all fields of the samples `ids`, which must be in [0, N)."""
         return self.rows[ids]
 
-    def write(self, ids: Tensor, values: Mapping[str, Tensor], sound: Tensor | None = None) -> None:
+    def write(self, ids: Tensor, values: Mapping[str, Tensor], is_finite: Tensor | None = None) -> None:
         """Sets fields of the samples `ids`; other fields stay as they are. See `write_rows`."""
         check_ids(ids, self.num_samples)
         if set(values) == set(self.fields):
@@ -198,24 +205,25 @@ class PerSample(Exact):
         else:
             before = self.read(ids)
             columns = [values.get(name, before[name]) for name in self.fields]
-        self.write_rows(ids, torch.stack([column.to(self.rows.dtype) for column in columns], 1), sound)
+        self.write_rows(ids, torch.stack([column.to(self.rows.dtype) for column in columns], 1), is_finite)
 
-    def write_rows(self, ids: Tensor, values_bF: Tensor, sound: Tensor | None = None) -> None:
+    def write_rows(self, ids: Tensor, values_bF: Tensor, is_finite: Tensor | None = None) -> None:
         """Sets all fields of the samples `ids`. Several rows of one id are stored as their mean; where a value is NaN, the old one stays.
 
-        `sound`: whether the step is sound; if not, nothing is written (see `skips`)."""
+        `is_finite`: whether the loss is; if not, nothing is written (see `skips`)."""
         check_ids(ids, self.num_samples)
-        if skips(sound):
+        if skips(is_finite):
             return
         valid_bF = values_bF == values_bF  # NaN is not equal to itself
-        if sound is not None and sound.device.type != "cpu":
-            valid_bF = valid_bF & sound
+        if is_finite is not None and is_finite.device.type != "cpu":
+            valid_bF = valid_bF & is_finite
         values_bF = torch.where(valid_bF, values_bF.to(self.rows.dtype), self.rows[ids])
         self.rows[ids] = means_by_id(ids, values_bF)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        for name, column in zip(self.fields, self.rows.unbind(1), strict=True):
-            destination[prefix + name] = column.clone()
+        """Every field as a view of its column, as `state_dict()` of any module refers to its tensors. A second copy of the state would
+        not fit where N is large; `torch.save` writes the columns, which share their memory, once."""
+        destination.update((prefix + name, getattr(self, name)) for name in self.fields)
 
     def _load_from_state_dict(
         self,
@@ -264,18 +272,18 @@ class Collected(Exact):
         self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.bool))
 
     @torch.no_grad()
-    def write(self, ids: Tensor, anchors: Tensor, sound: Tensor | None = None) -> None:
+    def write(self, ids: Tensor, anchors: Tensor, is_finite: Tensor | None = None) -> None:
         """Keeps the mean of the (b·V, D) `anchors`, sample-major, of each of `ids` (b,); of a sample that is there twice, the mean.
 
-        `sound`: whether the step was; see `kept`."""
+        `is_finite`: whether the loss is; see `kept`."""
         check_ids(ids, self.num_samples)
-        if not len(ids) or skips(sound):
+        if not len(ids) or skips(is_finite):
             return
         mean_bD = anchors.view(len(ids), -1, anchors.shape[-1]).mean(1)
         if not self.features.shape[1]:
             self.features = mean_bD.new_zeros(self.num_samples, mean_bD.shape[1], dtype=torch.float32)
-        self.features[ids] = kept(sound, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids])
-        self.seen[ids] = True if sound is None else self.seen[ids] | sound
+        self.features[ids] = kept(is_finite, means_by_id(ids, mean_bD.to(self.features.dtype)), self.features[ids])
+        self.seen[ids] = True if is_finite is None else self.seen[ids] | is_finite
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(f"{prefix}features")

@@ -66,21 +66,22 @@ class Queue(Exact):
         return features, ids
 
     @torch.no_grad()
-    def push(self, features: Tensor, ids: Tensor, sound: Tensor | None = None) -> None:
+    def push(self, features: Tensor, ids: Tensor, is_finite: Tensor | None = None) -> None:
         """Appends (b, D) rows with their ids (b,), those of all ranks in the order of ranks; of more than Q rows the last Q remain.
 
-        `sound`: whether the step was; see `kept`. On an accelerator the places of a broken step stay as they were, and count as filled."""
+        `is_finite`: whether the loss is; see `kept`. On an accelerator the places of a step that is not finite stay as they were, and
+        count as filled."""
         if features.ndim != 2 or features.shape[1] != self.dim or ids.shape != features.shape[:1]:
             raise ValueError(
                 f"`features` (={tuple(features.shape)}) and `ids` (={tuple(ids.shape)}) must have the shapes (rows, {self.dim}) and (rows,)"
             )
-        if skips(sound):
+        if skips(is_finite):
             return
         features, ids = distributed.joined(features, ids)
         number = len(ids)
         places = (torch.arange(number, device=ids.device)[-self.size :] + int(self.pointer)) % self.size
-        self.features[places] = kept(sound, features[-self.size :].to(self.features.dtype), self.features[places])
-        self.ids[places] = kept(sound, ids[-self.size :], self.ids[places])
+        self.features[places] = kept(is_finite, features[-self.size :].to(self.features.dtype), self.features[places])
+        self.ids[places] = kept(is_finite, ids[-self.size :], self.ids[places])
         self.pointer.add_(number).remainder_(self.size)
         self.filled.add_(number).clamp_(max=self.size)
 

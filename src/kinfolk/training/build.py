@@ -9,7 +9,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +24,16 @@ from kinfolk.data.open_source import typical_side
 from kinfolk.data.sample_table import Samples
 from kinfolk.data.text import StreamedText, TextData, Tokenizer, every_caption, read_tokenizer, require_captions, train_tokenizer
 from kinfolk.detectors import DETECTORS, Guide
-from kinfolk.detectors.base import Detector, Found
+from kinfolk.detectors.base import Detector
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, warn_about_dropped_settings
 from kinfolk.frameworks import FRAMEWORKS, Framework
 from kinfolk.frameworks.registry import Context, build, detector_arguments, framework_arguments, parse, stored_method
-from kinfolk.kinship import Interval, Keys, Roles
 from kinfolk.models import SplitEncoder, SplitHead, build_encoder, build_text, projection_head
 from kinfolk.models.build import adapt
 from kinfolk.models.towers import TOWERS, begin_from
-from kinfolk.pairs import Block
 from kinfolk.plugins import load_plugins
 from kinfolk.seeding import derive_seed
-from kinfolk.training.config import TrainConfig, parse_settings
+from kinfolk.training.config import HeadConfig, TrainConfig, parse_settings
 from kinfolk.training.documents import read_yaml
 from kinfolk.training.guides import PATCHES, guide_features
 from kinfolk.training.launch import resolve_trainer
@@ -142,6 +140,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         raise UsageError(
             f"`detector.{next(iter(config.detector))}` is set, but {method} has no detector; write the method as {method}+NAME"
         )
+    document["head"] = head_settings(config).model_dump(mode="json")
     document["views"]["options"] |= _needed_views(config)
     document["trainer"] = resolve_trainer(config.trainer).model_dump(mode="json")
     resolved = TrainConfig.of(document)
@@ -278,7 +277,6 @@ def build_framework(
         raise
     except ValueError as error:  # the constructors' own checks: argument, rule and value
         raise UsageError(f"{method} cannot be built: {error}") from error
-    _check_foreign_detectors(framework)
     _check_guides(framework, data)
     framework.set_eval_labels(labels)
     for objective in framework.objectives:
@@ -294,44 +292,6 @@ def _check_guides(framework: Framework, data: ImageData) -> None:
                 f"the guide has features of {len(part.features):,} samples; it must have one row for each of the {data.num_train:,} "
                 f"training samples, in data-set order, or for each of all {len(data):,} samples"
             )
-
-
-def _check_foreign_detectors(framework: Framework) -> None:
-    """Checks every answer of detectors that do not belong to the library."""
-    for part in framework.modules():
-        if isinstance(part, Detector) and not type(part).__module__.startswith("kinfolk."):
-            part.find = _checked(part.find, type(part).__name__)  # type: ignore[assignment, method-assign]
-
-
-def _checked(find: Callable[[Block], Found], name: str) -> Callable[[Block], Found]:
-    def checked(block: Block) -> Found:
-        found = find(block)
-        check_answer(found, block, name)
-        return found
-
-    return checked
-
-
-def check_answer(found: Found, block: Block, name: str) -> None:
-    """Refuses an answer of a detector with a wrong type, shape or, on a CPU, a bound that is NaN."""
-    rows, candidates = block.sim_RC.shape
-    if not isinstance(found, Found) or not found.levels or not all(isinstance(roles, Roles) for roles in found.levels):
-        raise UsageError(f"`find` of {name} must return Found((Roles(kin=…),)); received {found!r:.80}")
-    for roles in found.levels:
-        for role in (roles.kin, roles.drop):
-            bounds = (("lower_R", role.lower_R), ("upper_R", role.upper_R)) if isinstance(role, Interval) else ()
-            for what, bound in bounds:
-                if bound is not None and bound.shape != (rows,):
-                    raise UsageError(f"`{what}` of {name} has shape {tuple(bound.shape)}; it must be ({rows},), one bound for each row")
-                if bound is not None and bound.device.type == "cpu" and bool(bound.isnan().any()):
-                    raise UsageError(f"`{what}` of {name} is NaN in {int(bound.isnan().sum())} of {rows} rows; use -inf or inf instead")
-            keys = (("key_LR", role.key_LR, rows), ("key_LC", role.key_LC, candidates)) if isinstance(role, Keys) else ()
-            for what, key, number in keys:
-                if key.ndim != 2 or key.shape[1] != number:
-                    raise UsageError(f"`{what}` of {name} has shape {tuple(key.shape)}; it must be (levels, {number})")
-    for what, value in found.update.items():
-        if len(value) != len(block.ids):
-            raise UsageError(f"the update `{what}` of {name} has {len(value)} rows; it must have {len(block.ids)}, one for each sample")
 
 
 def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | None = None) -> tuple[nn.Module, nn.Module]:
@@ -358,9 +318,15 @@ def networks(config: TrainConfig, channels: tuple[int, ...], own: nn.Module | No
     return SplitEncoder(encoders, channels), SplitHead(heads, sizes)
 
 
+def head_settings(config: TrainConfig) -> HeadConfig:
+    """The settings of the head, completed by those of the framework."""
+    own = {"layers": 2, "last_norm": False, **FRAMEWORKS[parse(config.method).framework].head_options}
+    return config.head.model_copy(update={name: value for name, value in own.items() if getattr(config.head, name) is None})
+
+
 def _head(config: TrainConfig, size: int) -> nn.Module:
     """The projection of features of this size."""
-    head = config.head
+    head = head_settings(config)
     if head.layers == 0:
         return nn.Identity()
     return projection_head(size, head.hidden_size or size, head.out_size, **head.model_dump(exclude={"hidden_size", "out_size", "second"}))

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -24,14 +25,17 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from kinfolk import distributed
+from kinfolk.data.augmentation.views import Views
 from kinfolk.data.transfer import HostCopy
-from kinfolk.errors import InterruptedRunError, KinfolkError, counted
+from kinfolk.embedding import evaluating
+from kinfolk.errors import InterruptedRunError, KinfolkError, counted, shown
 from kinfolk.files import (
     UNFINISHED,
     DamagedFileError,
     check_sealed_zip,
     explain_write_errors,
     move_into_place,
+    why_failed,
     write_by_name,
     write_sealed_zip,
 )
@@ -59,6 +63,134 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
+def read_complete_checkpoint(path: Path) -> dict[str, Any]:
+    """As `read_checkpoint`, for resuming. A file that lacks a part of the training's state raises
+    `DamagedFileError`."""
+    checkpoint = read_checkpoint(path)
+    fault = structure_fault(checkpoint)
+    if fault is not None:
+        raise DamagedFileError(f"the checkpoint {path} is incomplete or was edited: {fault}")
+    return checkpoint
+
+
+WHOLE_NUMBERS = ("epoch", "global_step", "kinfolk.epoch", "kinfolk.step", "kinfolk.epochs")
+FIT_LOOP = "loops.fit_loop"
+
+
+def structure_fault(checkpoint: Mapping[str, Any]) -> str | None:
+    """What is missing or of a wrong type in a checkpoint of a training, by name; None if it is
+    complete.
+
+    Example:
+        >>> structure_fault({"kinfolk": {}, "epoch": "two"})
+        '`epoch` is str instead of a whole number'
+    """
+    for name in WHOLE_NUMBERS:
+        section, _, key = name.rpartition(".")
+        place = checkpoint.get(section) if section else checkpoint
+        value = place.get(key) if isinstance(place, Mapping) else None
+        if type(value) is not int or value < 0:
+            return _wrong(name, value, "a whole number")
+    entry = checkpoint["kinfolk"]
+    for name, kind in {
+        "samples": str,
+        "num_samples": int,
+        "settings": dict,
+        "settings_digest": str,
+    }.items():
+        if name in entry and not isinstance(entry[name], kind):  # a file of an older version has none; `require_identity` says so
+            return _wrong(f"kinfolk.{name}", entry[name], kind.__name__)
+    if not isinstance(entry.get("best"), float | int | None):
+        return _wrong("kinfolk.best", entry["best"], "a number")
+    if entry["step"] != checkpoint["global_step"]:
+        return f"`kinfolk.step` is {entry['step']} and `global_step` is {checkpoint['global_step']}"
+    weights = checkpoint.get("state_dict")
+    if not isinstance(weights, Mapping) or not weights:
+        return _wrong("state_dict", weights, "a mapping of names to tensors")
+    for key, value in weights.items():
+        if not isinstance(key, str) or not isinstance(value, torch.Tensor):
+            return _wrong(f"state_dict.{key}", value, "a tensor")
+    return _optimizer_fault(checkpoint) or _loop_fault(checkpoint) or _callback_fault(checkpoint)
+
+
+def _optimizer_fault(checkpoint: Mapping[str, Any]) -> str | None:
+    for name in ("optimizer_states", "lr_schedulers"):
+        states = checkpoint.get(name)
+        if not isinstance(states, list) or len(states) != 1 or not isinstance(states[0], Mapping):
+            return _wrong(name, states, "a list with one state")
+    state, groups = (checkpoint["optimizer_states"][0].get(name) for name in ("state", "param_groups"))
+    if not isinstance(state, Mapping) or (checkpoint["global_step"] > 0 and not state):
+        return _wrong("optimizer_states.state", state, "the state of each parameter")
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, Mapping) for group in groups):
+        return _wrong("optimizer_states.param_groups", groups, "a list of groups")
+    for group in groups:
+        if not isinstance(group.get("params"), list) or not isinstance(group.get("lr"), float | int):
+            return "`optimizer_states.param_groups` has a group without `params` or `lr`"
+    last = checkpoint["lr_schedulers"][0].get("last_epoch")
+    return None if type(last) is int else _wrong("lr_schedulers.last_epoch", last, "a whole number")
+
+
+def _loop_fault(checkpoint: Mapping[str, Any]) -> str | None:
+    """The position of the training. Lightning starts from the beginning where it is missing."""
+    loop = checkpoint["loops"].get("fit_loop") if isinstance(checkpoint.get("loops"), Mapping) else None
+    if not isinstance(loop, Mapping):
+        return _wrong(FIT_LOOP, loop, "the position of the training")
+    for name in ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.scheduler_progress"):
+        part = loop.get(name)
+        for which in ("total", "current"):
+            counts = part.get(which) if isinstance(part, Mapping) else None
+            if not isinstance(counts, Mapping) or not all(type(number) is int for number in counts.values()):
+                return _wrong(f"{FIT_LOOP}.{name}.{which}", counts, "whole numbers")
+    try:
+        steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+        position = loop["state_dict"]["combined_loader"][0]
+        placed = all(type(position[key]) is int for key in ("epoch", "position"))
+    except (KeyError, TypeError, IndexError):
+        return f"`{FIT_LOOP}` has no position of the optimiser or of the loader"
+    if not placed:
+        return f"`{FIT_LOOP}` has no position of the loader"
+    if steps != checkpoint["global_step"]:
+        return f"`{FIT_LOOP}` is at step {steps!r} and `global_step` is {checkpoint['global_step']}"
+    return None
+
+
+def _callback_fault(checkpoint: Mapping[str, Any]) -> str | None:
+    """The metrics of an epoch that is not finished, and the time of its refresh."""
+    callbacks = checkpoint.get("callbacks")
+    log = callbacks.get("Journal") if isinstance(callbacks, Mapping) else None
+    refresh = callbacks.get("Refresh") if isinstance(callbacks, Mapping) else None
+    if not isinstance(log, Mapping) or not isinstance(refresh, Mapping):
+        return _wrong("callbacks", None, "the metrics of the epoch")
+    kinds: dict[str, Any] = {
+        "loss": torch.Tensor,
+        "counts": torch.Tensor,
+        "steps": int,
+        "seconds": float | int,
+    }
+    wrong = next((name for name, kind in kinds.items() if not isinstance(log.get(name), kind)), None)
+    return None if wrong is None else _wrong(f"callbacks.Journal.{wrong}", log.get(wrong), "a number")
+
+
+def _wrong(name: str, value: object, expected: str) -> str:
+    if value is None:
+        return f"`{name}` is missing"
+    if isinstance(value, Sequence | Mapping) and not isinstance(value, str) and not value:
+        return f"`{name}` is empty instead of {expected}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"`{name}` is {value} instead of {expected}"
+    return f"`{name}` is {type(value).__name__} instead of {expected}"
+
+
+def restore_error(error: Exception, path: Path) -> KinfolkError:
+    """The error for a state that cannot be loaded, such as a store of another size. `error` is the
+    one of torch or Lightning."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    why = lines[1].rstrip(". ") if len(lines) > 1 and "loading state_dict" in lines[0] else why_failed(error)
+    return KinfolkError(
+        f"the checkpoint {path} does not fit this run: {shown(why, 400)}; put the run's own checkpoint back, or start a new run"
+    )
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's file access, with atomic writing; always loads with `weights_only=True`."""
 
@@ -72,6 +204,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 NOTHING, SAVE, STOP = 0, 1, 2
 AGREE_EVERY, AGREE_SECONDS = 10, 5.0
 """Several GPUs agree on what to do after so many steps or seconds, whichever is less: each agreement is a collective."""
+CHECKED_IMAGES = 16
+"""Images of the last batch whose features must be finite before a checkpoint is saved."""
 BEST = "best.ckpt"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -81,7 +215,8 @@ class CheckpointSaver(pl.Callback):
 
     A checkpoint is complete only between two optimiser steps, so nothing is saved within an accumulation. On the last batch of an epoch the
     callback waits for the end of the epoch, so that its line of metrics is written. A second Ctrl-C ends at once. A state that is not
-    finite is never saved: the checkpoints before it stay.
+    finite, or whose features of a batch are not finite, is never saved: the checkpoints before it
+    stay.
 
     Args:
         path: the file of the checkpoint. Older ones beside it are `last-1.ckpt`, `last-2.ckpt`, …
@@ -111,12 +246,16 @@ class CheckpointSaver(pl.Callback):
         self._last = None if state is None else (int(state["step"]), int(state["epoch"]))
         self._finished = 0
         self.is_rank_zero = True
+        self.started = False  # whether the state of a resumed training has been restored
         self._saved_at = time.monotonic()
         self._agreement = Agreement()
+        self._images: tuple[torch.Tensor, torch.Tensor] | None = None  # pixels and aspects of the last batch
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replaces Lightning's signal handlers, which communicate with other ranks in the middle of a step. Lightning's teardown restores
         the handlers from before the training."""
+        self.started = True
+        self._require_fitting_optimizer(trainer)
         self._finished = trainer.current_epoch
         self.is_rank_zero = trainer.is_global_zero
         self._saved_at = time.monotonic()
@@ -127,6 +266,7 @@ class CheckpointSaver(pl.Callback):
                 signal.signal(number, self._on_signal)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._images = batch["pixels"][:CHECKED_IMAGES], batch["aspect"][:CHECKED_IMAGES]
         if distributed.world_size() == 1 or module.device.type == "cpu":
             action = self._agreed_action(module.device)
         else:
@@ -196,10 +336,28 @@ class CheckpointSaver(pl.Callback):
             older[0].unlink(missing_ok=True)
             _link_or_copy(self.path, older[0])
 
+    def _require_fitting_optimizer(self, trainer: pl.Trainer) -> None:
+        """Refuses a restored state of the optimiser whose tensors have other shapes than its
+        parameters."""
+        for optimizer in trainer.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+                        raise KinfolkError(
+                            f"the checkpoint {self.path} does not fit this run: the optimiser's "
+                            f"{key} has the shape "
+                            f"{tuple(value.shape)}, and its parameter {tuple(parameter.shape)}; "
+                            f"put the run's own checkpoint back, or "
+                            "start a new run"
+                        )
+
     def _require_finite(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raises on all ranks if weights, BatchNorm statistics or the state of the optimiser are not finite on any of them."""
+        """Raises on all ranks if weights, BatchNorm statistics, the state of the optimiser or the
+        features of a batch are not finite on any of them."""
         assert isinstance(module, TrainingModule)
         found = not_finite(module.framework, trainer.optimizers)
+        if found is None and self._images is not None and not has_finite_features(module, *self._images):
+            found = "an image feature"
         failed = torch.tensor(int(found is not None), device=module.device)
         if distributed.world_size() > 1:
             dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -232,6 +390,9 @@ class CheckpointSaver(pl.Callback):
         return STOP if self.received is not None else SAVE if due else NOTHING
 
     def _interruption(self, trainer: pl.Trainer) -> InterruptedRunError:
+        """The error that ends the training after its state was saved. Further signals are ignored: one
+        that is raised inside of the clean-up would print a traceback and change nothing."""
+        _ignore_signals()
         why = (
             "Ctrl-C" if self.received == signal.SIGINT else self.received.name if self.received is not None else "a signal to another rank"
         )
@@ -243,12 +404,17 @@ class CheckpointSaver(pl.Callback):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
-            for each in SIGNALS:  # a third Ctrl-C must not interrupt the clean-up
-                signal.signal(each, signal.SIG_IGN)
+            _ignore_signals()  # a third Ctrl-C must not interrupt the clean-up
             raise InterruptedRunError(f"the training was ended at once by a second Ctrl-C; {self.describe_saved()}", signal.SIGINT)
         if number == signal.SIGINT and self.is_rank_zero:
             os.write(2, b"\nCtrl-C: a checkpoint is saved after the current step; press Ctrl-C again to end at once\n")
         self.received = signal.Signals(number)
+
+
+def _ignore_signals() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
 
 
 @final
@@ -304,6 +470,22 @@ def not_finite(framework: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     if not floats or bool(torch.stack([value.isfinite().all() for value in floats.values()]).all()):
         return None
     return next(name for name, value in floats.items() if not value.isfinite().all())
+
+
+@torch.no_grad()
+def has_finite_features(module: TrainingModule, pixels: torch.Tensor, aspect: torch.Tensor) -> bool:
+    """Whether the encoder and its head give finite numbers in evaluation mode and float32, as
+    `embed` and `eval` use them. Finite weights are not enough: a learning rate that is far too high
+    leaves weights whose products overflow."""
+    views, framework = module.views, module.framework
+    if not isinstance(views, Views):
+        return True
+    stance = getattr(torch.compiler, "set_stance", None)  # no compilation for a few images
+    eager = nullcontext() if stance is None else stance("force_eager")
+    with evaluating(framework), torch.autocast(module.device.type, enabled=False), eager:
+        images = views.evaluate(pixels.to(module.device), aspect.to(module.device))
+        found = [framework.features(images), framework.embed(images)]
+    return all(bool(each.isfinite().all()) for each in found)
 
 
 def _link_or_copy(path: Path, name: Path) -> None:

@@ -18,6 +18,9 @@ from kinfolk.errors import UsageError, did_you_mean
 from kinfolk.plugins import load_plugins
 from kinfolk.training.documents import parse_yaml, read_yaml
 
+WIDEST = 1 << 14
+"""The largest width of a network; more is a slip, and would ask for all memory."""
+
 
 class Section(BaseModel):
     """Abstract. A part of the configuration. Unknown keys are refused, and values do not change after construction."""
@@ -28,122 +31,187 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Where the samples come from, and how they are stored."""
 
-    source: str | None = Field(default=None, description="folder, array file, table, archive or the name of a bundled data set")
+    source: str | None = Field(
+        default=None,
+        description="Folder, array file, table, archive, shards, or the name of a bundled data set.",
+    )
     image_size: int | None = Field(
-        default=None, ge=1, description="side of the cached images; None: 8/7 of `views.size`, or their own size if that is smaller"
+        default=None,
+        ge=1,
+        description="Side of the cached images; null: 8/7 of `views.size`, or their own size if smaller.",
     )
-    labels_from_folders: bool = Field(default=False, description="class sub-folders become labels")
-    hierarchy: str | None = Field(default=None, description="file of child and parent classes, or cifar100; with `depth`")
-    depth: int | None = Field(default=None, ge=0, description="labels become their ancestors at this depth of `hierarchy`; 0: the root")
-    image_column: str = "image"
-    label_column: str | None = Field(
-        default=None, description="for this and the next three: None uses the column of that name if there is one"
+    labels_from_folders: bool | None = Field(
+        default=False, description="Use sub-folders as classes; null: in a folder of images, and other data by their labels."
     )
-    caption_column: str | None = None
-    group_column: str | None = None
-    split_column: str | None = None
-    pixel_cap: int = Field(default=50_000_000, ge=1, description="images with more pixels are refused by their header")
-    workers: int | None = Field(default=None, ge=0, description="decoding processes; None: one per core")
+    hierarchy: str | None = Field(
+        default=None,
+        description="File of child and parent classes, or cifar100; used with `depth`.",
+    )
+    depth: int | None = Field(
+        default=None,
+        ge=0,
+        description="Replace labels by their ancestors at this depth of `hierarchy`; 0 is the root.",
+    )
+    image_column: str = Field(default="image", description="Column of a table with the images.")
+    label_column: str | None = Field(default=None, description="Column with the labels; null: `label`, if there is one.")
+    caption_column: str | None = Field(default=None, description="Column with the captions; null: `caption`, if there is one.")
+    group_column: str | None = Field(
+        default=None,
+        description="Column with groups of samples that are never negatives of each other; null: `group`.",
+    )
+    split_column: str | None = Field(default=None, description="Column with the splits; null: `split`, if there is one.")
+    pixel_cap: int = Field(default=50_000_000, ge=1, description="Images with more pixels are refused by their header.")
+    workers: int | None = Field(default=None, ge=0, description="Processes that decode images; null: one per core.")
     streaming: bool = Field(
         default=False,
-        description="read shards or files in every epoch instead of keeping all pixels decoded: for data larger than the disk",
+        description="Read shards or files in every epoch, for data whose pixels are larger than the disk.",
     )
-    shuffle_buffer: int = Field(default=10_000, ge=1, description="samples of consecutive shards that are shuffled together when streaming")
+    shuffle_buffer: int = Field(
+        default=10_000,
+        ge=1,
+        description="Samples of consecutive shards that are shuffled together when streaming.",
+    )
     cache_dir: str | None = Field(
-        default=None, description="folder of the pixel cache; None: memory, or the run folder if memory is too small"
+        default=None,
+        description="Folder of decoded pixels; null: memory, or the run folder if memory is too small.",
     )
 
 
 class ViewsConfig(Section):
-    """How the views of an image are made; `options` override single settings of the preset."""
+    """How the views of an image are made."""
 
-    preset: str = "simclr"
-    size: int | None = Field(default=None, ge=1, description="None: that of the images, from 16 to 224; at most 64 on a CPU")
-    options: dict[str, Any] = Field(default_factory=dict)
+    preset: str = Field(default="simclr", description="Set of augmentations; see the page Data.")
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Side in pixels; null: that of the images, from 16 to 224, at most 64 on a CPU.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Single settings of the preset to replace, as in `views.options.blur=0`.",
+    )
 
 
 class ModelConfig(Section):
     """The encoder."""
 
-    name: str = Field(default="auto", description="auto: resnet18, or resnet10 on a CPU")
-    stem: Literal["cifar", "imagenet"] | None = Field(default=None, description="None: cifar up to 64 pixels, on a CPU up to 40")
-    width: int | None = Field(default=None, ge=1, description="channels of the first stage; None: the usual number")
-    pretrained: bool = False
-    init: str | None = Field(default=None, description="file of initial weights: .safetensors or a state dict")
+    name: str = Field(
+        default="auto",
+        description="resnet10 to resnet152, timm/NAME or torchvision/NAME; auto: resnet18, on a CPU resnet10.",
+    )
+    stem: Literal["cifar", "imagenet"] | None = Field(
+        default=None,
+        description="First layers of a ResNet; null: cifar for views up to 64 pixels, on a CPU up to 40.",
+    )
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        le=WIDEST,
+        description="Channels of the first stage of a ResNet; null: 64, or 16 for resnet10.",
+    )
+    pretrained: bool = Field(default=False, description="Start from the published weights of timm or torchvision.")
+    init: str | None = Field(default=None, description="File of initial weights: .safetensors, or a state dict.")
 
 
 class TextConfig(Section):
     """The tokenizer and the text tower, for methods that learn from captions; the defaults are CLIP's."""
 
-    name: str = "transformer"
-    layers: int = Field(default=12, ge=1)
-    width: int = Field(default=512, ge=1)
-    heads: int = Field(default=8, ge=1)
-    causal: bool = True
-    pretrained: bool = False
-    context: int = Field(default=77, ge=4, description="largest number of tokens of a text, start and end included")
-    vocab_size: int = Field(default=49408, ge=259, description="largest number of tokens that the tokenizer learns")
-    tokenizer: str | None = Field(default=None, description="a tokenizer.json; None: learnt from the training captions")
+    name: str = Field(default="transformer", description="transformer, open_clip/NAME or huggingface/NAME.")
+    layers: int = Field(default=12, ge=1, le=1000, description="Layers of the transformer.")
+    width: int = Field(default=512, ge=1, le=WIDEST, description="Width of the transformer.")
+    heads: int = Field(default=8, ge=1, description="Attention heads of each layer.")
+    causal: bool = Field(default=True, description="Whether a token attends to earlier tokens only.")
+    pretrained: bool = Field(default=False, description="Start from the published weights.")
+    context: int = Field(default=77, ge=4, description="Largest number of tokens of a text, with start and end.")
+    vocab_size: int = Field(default=49408, ge=259, description="Largest number of tokens that the tokenizer learns.")
+    tokenizer: str | None = Field(default=None, description="A tokenizer.json; null: learnt from the training captions.")
 
 
 class HeadConfig(Section):
     """The projection head on top of the encoder."""
 
-    hidden_size: int | None = Field(default=None, ge=1, description="None: the encoder's output size")
-    out_size: int = Field(default=128, ge=1)
-    layers: int = Field(default=2, ge=0, description="0: no head, the loss compares the output of the encoder")
-    norm: bool = True
-    second: bool = Field(default=False, description="whether kin are attracted on a head of their own, of the same size")
-    last_norm: bool = False
-    last_affine: bool = Field(default=True, description="whether the last norm has weight and bias")
+    hidden_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=WIDEST,
+        description="Width of hidden layers; null: that of the features.",
+    )
+    out_size: int = Field(default=128, ge=1, le=WIDEST, description="Size of the embeddings that the loss compares.")
+    layers: int | None = Field(
+        default=None,
+        ge=0,
+        description="Linear layers; with 0 the loss compares the features themselves; null: 3 for rcl and nnclr, else 2.",
+    )
+    norm: bool = Field(default=True, description="BatchNorm after each hidden layer.")
+    second: bool = Field(default=False, description="Attract false negatives on a second head of the same size.")
+    last_norm: bool | None = Field(
+        default=None, description="BatchNorm after the last layer, too; null: true for rcl and nnclr, else false."
+    )
+    last_affine: bool = Field(default=True, description="Whether that last BatchNorm has weight and bias.")
 
 
 class OptimizerConfig(Section):
     """The optimiser and its learning-rate schedule."""
 
-    name: Literal["sgd", "lars", "adamw"] = "sgd"
-    lr: float = Field(default=0.03, gt=0, description="before scaling")
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(default="linear", description="linear: lr·batch/256; sqrt: lr·√batch")
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.999)
-    nesterov: bool = False
-    trust: float = Field(default=0.001, gt=0, description="LARS's trust coefficient")
-    weight_decay: float = Field(default=5e-4, ge=0)
-    schedule: Literal["cosine", "steps", "constant"] = "cosine"
-    warmup_epochs: float = Field(default=0, ge=0)
-    milestones: tuple[float, ...] = Field(default=(), description="epochs at which the rate falls, for `steps`")
-    factor: float = Field(default=0.1, gt=0, description="what the rate is multiplied by at a milestone")
+    name: Literal["sgd", "lars", "adamw"] = Field(default="sgd", description="The optimiser.")
+    lr: float = Field(default=0.03, gt=0, description="Learning rate before scaling.")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="linear",
+        description="Scaling with the batch size: linear is lr·batch/256, sqrt is lr·√batch.",
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of sgd and lars.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Both decay rates of adamw.")
+    nesterov: bool = Field(default=False, description="Nesterov's momentum, for sgd.")
+    trust: float = Field(default=0.001, gt=0, description="Trust coefficient of lars.")
+    weight_decay: float = Field(default=5e-4, ge=0, description="Weight decay; biases and norms have none.")
+    schedule: Literal["cosine", "steps", "constant"] = Field(default="cosine", description="Course of the learning rate after the warm-up.")
+    warmup_epochs: float = Field(default=0, ge=0, description="Epochs in which the learning rate rises from 0.")
+    milestones: tuple[float, ...] = Field(default=(), description="Epochs at which the learning rate falls, for the schedule steps.")
+    factor: float = Field(default=0.1, gt=0, description="What the learning rate is multiplied by at a milestone.")
 
 
 class TrainerConfig(Section):
-    """Settings of the Lightning trainer, and the loggers."""
+    """Devices, precision, and the loggers."""
 
-    accelerator: str = "auto"
-    precision: str = Field(default="auto", description="auto: bf16-mixed where the hardware supports it, else 32 bits")
-    devices: int | Literal["auto"] = "auto"
-    num_nodes: int = Field(default=1, ge=1)
-    strategy: str = "auto"
-    accumulate: int = Field(default=1, ge=1, description="batches for each optimiser step; adds no negatives")
+    accelerator: str = Field(default="auto", description="cuda, mps or cpu; auto: the best there is.")
+    precision: str = Field(
+        default="auto",
+        description="32, bf16-mixed or 16-mixed; auto: bf16-mixed where the hardware supports it, else 32.",
+    )
+    matmul_precision: Literal["auto", "highest", "high", "medium"] = Field(
+        default="auto",
+        description="Products of float32 matrices: highest is float32, high TF32, medium bf16; auto: high with bf16 or 16 bits.",
+    )
+    devices: int | Literal["auto"] = Field(default="auto", description="Devices of each machine.")
+    num_nodes: int = Field(default=1, ge=1, description="Number of machines.")
+    strategy: str = Field(default="auto", description="Strategy of Lightning; auto: ddp with several devices.")
+    accumulate: int = Field(default=1, ge=1, description="Batches for each step of the optimiser; adds no negatives.")
     chunk_size: int | None = Field(
         default=None,
         ge=1,
-        description="samples per device whose activations are held at a time (GradCache); the loss is that of the whole batch",
+        description="Samples per device whose activations are held at a time (GradCache); null: all.",
     )
-    channels_last: bool = True
-    compile: bool | Literal["auto"] = Field(default="auto", description="compile the loss with torch.compile; auto: on a GPU")
+    channels_last: bool = Field(default=True, description="Memory layout of views and encoder.")
+    compile: bool | Literal["auto"] = Field(default="auto", description="Compile the loss with torch.compile; auto: on a GPU.")
     compile_encoder: bool | Literal["auto"] = Field(
-        default="auto", description="compile the encoder with torch.compile; auto: on a GPU where Triton is installed"
+        default="auto",
+        description="Compile the encoder with torch.compile; auto: on a GPU where Triton is installed.",
     )
-    cudnn_benchmark: bool = Field(default=True, description="let cuDNN try its algorithms on the first batches; CUDA only")
+    cudnn_benchmark: bool = Field(default=True, description="Let cuDNN try its algorithms on the first batches; CUDA only.")
     sync_batchnorm: bool | Literal["auto"] = Field(
-        default="auto", description="BatchNorm over the joined batch of all devices; auto: with several GPUs"
+        default="auto",
+        description="BatchNorm over the joined batch of all devices; auto: with several GPUs.",
     )
     timeout_minutes: float = Field(
-        default=240, gt=0, description="how long ranks wait for each other before the training fails, for example during clustering"
+        default=240,
+        gt=0,
+        description="How long ranks wait for each other before the training fails.",
     )
-    gradient_clip: float | None = Field(default=None, gt=0)
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
-    log_every: int = Field(default=10, ge=1, description="steps between two entries in the loggers")
+    gradient_clip: float | None = Field(default=None, gt=0, description="Largest norm of the gradient; null: it is not clipped.")
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        default=("tensorboard",), description="Loggers next to metrics.jsonl; none for no logger."
+    )
+    log_every: int = Field(default=10, ge=1, description="Steps between two entries in the loggers.")
 
     @field_validator("loggers", mode="before")
     @classmethod
@@ -155,40 +223,51 @@ class TrainerConfig(Section):
 class KnnConfig(Section):
     """The nearest-neighbour accuracy measured during training, where there are labels."""
 
-    every: int = Field(default=1, ge=0, description="epochs between two measurements; 0: never")
-    k: int = Field(default=20, ge=1)
-    temperature: float = Field(default=0.1, gt=0)
-    max_samples: int = Field(default=20_000, ge=1, description="largest number of training samples in the bank")
-    nmi_seeds: int = Field(default=0, ge=0, description="number of k-means runs whose NMI with the labels is measured")
+    every: int = Field(default=1, ge=0, description="Epochs between two measurements; 0: never.")
+    k: int = Field(default=20, ge=1, description="Number of neighbours.")
+    temperature: float = Field(default=0.1, gt=0, description="Temperature of the votes.")
+    max_samples: int = Field(default=20_000, ge=1, description="Largest number of training samples that vote.")
+    nmi_seeds: int = Field(default=0, ge=0, description="Number of k-means runs whose NMI with the labels is measured.")
     nmi_normaliser: Literal["arithmetic", "geometric", "min", "max"] = Field(
-        default="arithmetic", description="what each NMI is divided by: a mean of the two entropies, the smaller or the larger one"
+        default="arithmetic",
+        description="What NMI is divided by: a mean of both entropies, the smaller or the larger one.",
     )
 
 
 class CheckpointConfig(Section):
     """When a checkpoint is saved. The end of the training and an interruption always save one."""
 
-    every_epochs: int = Field(default=1, ge=1)
-    every_minutes: float | None = Field(
-        default=10, gt=0, description="between two checkpoints within an epoch; None: only at the end of epochs"
+    every_epochs: int = Field(default=1, ge=1, description="Epochs between two checkpoints.")
+    every_minutes: float | None = Field(default=10, gt=0, description="Minutes between two checkpoints within an epoch; null: none.")
+    keep: int = Field(
+        default=2,
+        ge=1,
+        description="Number of newest checkpoints to keep: last.ckpt, last-1.ckpt, …",
     )
-    keep: int = Field(default=2, ge=1, description="number of newest checkpoints to keep: last.ckpt, last-1.ckpt, …")
-    best: bool = Field(default=False, description="also keep best.ckpt, the checkpoint of the epoch with the highest kNN accuracy")
+    best: bool = Field(
+        default=False,
+        description="Also keep best.ckpt, of the epoch with the highest kNN accuracy.",
+    )
 
 
 class SnapshotConfig(Section):
     """Embeddings of a few training samples at a few epochs, for the maps of the report."""
 
-    epochs: int = Field(default=4, ge=0, description="number of snapshots, from the first epoch to the last; 0: none")
-    samples: int = Field(default=1000, ge=1, description="samples per snapshot")
+    epochs: int = Field(
+        default=4,
+        ge=0,
+        description="Number of snapshots, from the first epoch to the last; 0: none.",
+    )
+    samples: int = Field(default=1000, ge=1, description="Samples of each snapshot.")
 
 
 class PythonConfig(Section):
-    """Objects that were passed to `kf.train` instead of a name, by their class."""
+    """Objects that were passed to `kf.train` instead of a name, by their class. Set by
+    `kf.train`."""
 
-    model: str | None = None
-    detector: str | None = None
-    action: Literal["eliminate", "attract", "reweight"] | None = Field(default=None, description="action of that detector")
+    model: str | None = Field(default=None, description="Class of the encoder.")
+    detector: str | None = Field(default=None, description="Class of the detector.")
+    action: Literal["eliminate", "attract", "reweight"] | None = Field(default=None, description="Action of that detector.")
 
 
 class TrainConfig(Section):
@@ -200,23 +279,40 @@ class TrainConfig(Section):
         (0.1, 3)
     """
 
-    method: str = "simclr"
-    epochs: int = Field(default=100, ge=1, description="without a value: 30 on a CPU")
-    batch_size: int = Field(default=256, ge=2, description="over all devices together; without a value: less for small data sets")
-    seed: int = 0
+    method: str = Field(
+        default="simclr",
+        description="`framework[+detector[:variant][:action]]`; `kinfolk methods` lists them.",
+    )
+    epochs: int = Field(
+        default=100,
+        ge=1,
+        description="Epochs of the whole training; 30 on a CPU if it is not given.",
+    )
+    batch_size: int = Field(
+        default=256,
+        ge=2,
+        description="Samples of a batch over all devices; less for small data sets if it is not given.",
+    )
+    seed: int = Field(default=0, description="Seed of weights, order, views and all other draws.")
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
     model: ModelConfig = ModelConfig()
     text: TextConfig = TextConfig()
     head: HeadConfig = HeadConfig()
-    framework: dict[str, Any] = Field(default_factory=dict)
-    detector: dict[str, Any] = Field(default_factory=dict)
+    framework: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the framework, as in `framework.temperature=0.2`; see its page.",
+    )
+    detector: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the detector, as in `detector.alpha=0.01`; see its page.",
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()
     knn: KnnConfig = KnnConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     snapshots: SnapshotConfig = SnapshotConfig()
-    plugins: tuple[str, ...] = Field(default=(), description="modules or .py files that register own detectors and frameworks")
+    plugins: tuple[str, ...] = Field(default=(), description="Modules or .py files that register detectors and frameworks.")
     python: PythonConfig = PythonConfig()
 
     @field_validator("plugins", mode="before")

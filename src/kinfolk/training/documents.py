@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,37 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         else:
             torn.append(number)
     return rows, torn
+
+
+def row_warnings(row: Mapping[str, float]) -> dict[str, str]:
+    """What is wrong by the metrics of an epoch, by the metric that shows it. For the log of a training and for its report.
+
+    Example:
+        >>> list(row_warnings({"epoch": 3, "clustered": 0.3, "with_key": 0.2, "tp_similarity": 0.1}))
+        ['with_key']
+    """
+    found, where = {}, f"in epoch {int(row.get('epoch', 0))}"
+    if row.get("clustered", 1) < 0.01:
+        found["clustered"] = (
+            f"the hierarchy is empty {where}: {row['clustered']:.1%} of the samples share a cluster with another; "
+            "choose larger `radii` or a lower `merge_similarity`, or leave both out"
+        )
+    if row.get("with_key", 1) < 0.5:
+        found["with_key"] = (
+            f"{1 - row['with_key']:.0%} of the anchors had no retrieved key {where} and were contrasted with their other view alone; "
+            "larger clusters (`radii`) or a larger queue give more of them a key"
+        )
+    if round(row.get("tp_similarity", 0), 2) < 0:  # an untrained predictor is at 0 but for the third digit
+        found["tp_similarity"] = (
+            f"the similarity of anchors and their positives is {row['tp_similarity']:.2f} {where}, below 0: embeddings share a direction "
+            "that positives are pushed away from; use a head with `head.last_norm=true`, or fewer keys"
+        )
+    return found
+
+
+def first_warnings(rows: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """The warnings of all epochs, each as it came first."""
+    return {name: message for row in reversed(rows) for name, message in row_warnings(row).items()}
 
 
 def describe_torn_lines(path: Path, torn: list[int]) -> str:

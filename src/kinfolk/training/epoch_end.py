@@ -22,12 +22,13 @@ from kinfolk.data.augmentation.views import Views
 from kinfolk.data.images import ImageData
 from kinfolk.data.labels import TEST_SPLITS, VALIDATION_SPLITS
 from kinfolk.data.sample_table import samples_digest
-from kinfolk.detectors.base import wants
+from kinfolk.detectors import Hierarchy as HierarchyDetector
 from kinfolk.embedding import embed
 from kinfolk.errors import KinfolkError, UsageError
 from kinfolk.evaluation.detection import Normaliser, label_nmi, mtpr_mtnr, nmi
 from kinfolk.evaluation.probes import knn_accuracy
 from kinfolk.files import check_safetensors, write_safetensors
+from kinfolk.frameworks import RCL
 from kinfolk.frameworks.base import Framework
 from kinfolk.seeding import generator
 from kinfolk.training.config import KnnConfig, SnapshotConfig
@@ -91,7 +92,7 @@ class Knn:
 
 def steered_by_knn(framework: Framework) -> bool:
     """Whether a detector of the framework uses the nearest-neighbour accuracy."""
-    return any(wants(detector, "knn") is not None for detector in framework.detectors)
+    return any("knn" in detector.wanted_metrics for detector in framework.detectors)
 
 
 def require_knn(framework: Framework, knn: Knn, method: str) -> None:
@@ -128,7 +129,8 @@ def _subsample(ids: Tensor, limit: int, seed: int, what: str) -> Tensor:
 class ClusterQuality:
     """Measures `mtpr` and `mtnr` of the pseudo-labels and `nmi` of the clusters against the training labels.
 
-    Only the first level is measured, whose number of clusters is named first. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
+    Of k-means only the first level is measured, whose number of clusters is named first; of a hierarchy the levels 2 … H, as `mtpr_2` and
+    so on. `mtpr` and `mtnr` use the pseudo-labels as the loss does: a
     sample that was not accepted is alone. `nmi` uses the clusters of all samples. Nothing is measured without labels, for methods that do
     not cluster, or before the first clustering. `normaliser`: of the NMI, see `label_nmi`.
     """
@@ -139,12 +141,17 @@ class ClusterQuality:
         self.truth = labels if labels is not None and bool((labels >= 0).any()) else None
 
     def __call__(self, module: TrainingModule, epoch: int) -> dict[str, float]:
-        found = None if self.truth is None else pseudo_labels(module.framework)
-        if found is None or self.truth is None:
+        if self.truth is None:
             return {}
-        used_N, clusters_N = (levels_LN[0].cpu() for levels_LN in found)
-        rates = mtpr_mtnr(used_N, self.truth)
-        metrics = {"mtpr": rates.mtpr, "mtnr": rates.mtnr, "nmi": label_nmi(clusters_N, self.truth, self.normaliser)}
+        found, levels_HN = pseudo_labels(module.framework), criteria_labels(module.framework)
+        measured = {} if found is None else {"": (found[0][0], found[1][0])}
+        if levels_HN is not None:
+            measured |= {f"_{h}": (level_N, level_N) for h, level_N in enumerate(levels_HN[1:], 2)}
+        metrics: dict[str, float] = {}
+        for name, (used_N, clusters_N) in measured.items():
+            rates = mtpr_mtnr(used_N.cpu(), self.truth)
+            metrics |= {f"mtpr{name}": rates.mtpr, f"mtnr{name}": rates.mtnr}
+            metrics[f"nmi{name}"] = label_nmi(clusters_N.cpu(), self.truth, self.normaliser)
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -153,6 +160,16 @@ def pseudo_labels(framework: Framework) -> tuple[Tensor, Tensor] | None:
     before the first clustering."""
     clusters = next((part for part in framework.modules() if isinstance(part, PseudoLabels)), None)
     return None if clusters is None or not bool(clusters.refreshed) else (clusters.distinct, clusters.labels)
+
+
+def criteria_labels(framework: Framework) -> Tensor | None:
+    """(H, N) levels of the hierarchy of RCL, or of a hierarchy detector; None for other methods and before the first clustering."""
+    for part in framework.modules():
+        if isinstance(part, RCL):
+            return part.labels
+        if isinstance(part, HierarchyDetector):
+            return part.clusters.labels if part.started else None
+    return None
 
 
 def accepted_labels(framework: Framework) -> Tensor | None:

@@ -38,6 +38,8 @@ PRECISIONS = ("auto", "32", "32-true", "bf16", "bf16-mixed", "16", "16-mixed")
 TRUE_PRECISIONS = {"bf16-true": "bf16-mixed", "16-true": "16-mixed", "64": "32-true", "64-true": "32-true"}
 """Precisions of Lightning that convert all weights and buffers, each with the one to use instead. They would store thresholds and moving
 averages per sample in that precision too, and the views are float32."""
+SHARDED = ("fsdp", "deepspeed", "model_parallel")
+"""How the names of strategies begin that divide the parameters among the ranks."""
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Instruction sets with which bf16 is faster than 32 bits on a CPU. Without them it is emulated and slower."""
 
@@ -66,15 +68,30 @@ def resolve_trainer(config: TrainerConfig) -> TrainerConfig:
         raise UsageError("`trainer.compile_encoder` (=true) does not work with `trainer.chunk_size`; leave one of them out")
     forks = several and config.strategy == "auto" and in_notebook()
     on_gpu = accelerator == "cuda"
+    precision = _precision(accelerator, forks) if config.precision == "auto" else config.precision
+    by_precision = "highest" if precision.startswith("32") else "high"
     chosen = {
         "accelerator": accelerator,
         "devices": devices,
-        "precision": _precision(accelerator, forks) if config.precision == "auto" else config.precision,
+        "precision": precision,
+        "matmul_precision": by_precision if config.matmul_precision == "auto" else config.matmul_precision,
         "compile": on_gpu if config.compile == "auto" else config.compile,
         "compile_encoder": _compiles_encoder(config, on_gpu) if config.compile_encoder == "auto" else config.compile_encoder,
         "sync_batchnorm": on_gpu and several if config.sync_batchnorm == "auto" else config.sync_batchnorm,
     }
     return config.model_copy(update=chosen)
+
+
+@contextlib.contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Within, products of float32 matrices have this precision (`trainer.matmul_precision`). What is computed from them, such as
+    log-sum-exps, thresholds and moving averages, is float32 all the same."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _all_devices() -> int:
@@ -111,6 +128,11 @@ def _require_known(config: TrainerConfig, accelerator: str) -> None:
         raise UsageError(
             f"`trainer.precision` (={config.precision}) is not supported: it would also store the state per sample in that precision; use "
             f"{TRUE_PRECISIONS[config.precision]}"
+        )
+    if config.strategy.startswith(SHARDED):
+        raise UsageError(
+            f"`trainer.strategy` (={config.strategy}) is not supported: it divides parameters among the ranks, but momentum encoders and "
+            "the state per sample must be whole on each of them; use ddp, and `trainer.chunk_size` where activations do not fit"
         )
     for key, value, names in (
         ("precision", config.precision, PRECISIONS),

@@ -20,23 +20,31 @@ from kinfolk.data.images import ImageData
 from kinfolk.data.prepare import prepare
 from kinfolk.data.sample_table import Samples, key_difference, samples_digest
 from kinfolk.data.source import Source
-from kinfolk.data.text import Tokenizer, read_tokenizer
+from kinfolk.data.text import StreamedText, TextData, Tokenizer, read_tokenizer
 from kinfolk.detectors.base import Detector
 from kinfolk.embedding import Preparation, embed
 from kinfolk.errors import KinfolkError, UsageError, shown
+from kinfolk.evaluation.detection import flagged
+from kinfolk.evaluation.protocols import run_caption_kin, run_kin
 from kinfolk.evaluation.retrieval import Towers
 from kinfolk.frameworks import Framework
-from kinfolk.kinship import select
+from kinfolk.frameworks.clip import ImageText
 from kinfolk.models.build import FeatureMap, adapt
 from kinfolk.models.towers import TOWERS, Pair, begin_from
-from kinfolk.models.weights import WEIGHTS, load_encoder, meta_of
-from kinfolk.pairs import LEFT_OUT, Block
+from kinfolk.models.weights import DESCRIPTION, WEIGHTS, load_encoder, meta_of
+from kinfolk.pairs import OUT, Block
 from kinfolk.seeding import kept_random_state
 from kinfolk.training.build import build_framework, build_views, learns_from_text, networks, text_networks
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import read_complete_checkpoint, restore_error
 from kinfolk.training.config import DataConfig, TrainConfig
 from kinfolk.training.run_folder import Run, open_data, read_data
 from kinfolk.training.settings import require_identity, result_settings, settings_digest
+
+FOREIGN = "weights.json"
+"""The file that marks a folder as weights from elsewhere; see `foreign_weights`."""
+UNUSED = (".detector.store.tail", ".boundaries.turn")
+"""State of learned thresholds in checkpoints of earlier versions, by which they moved. Their values are
+enough to evaluate; to train on, such a checkpoint is refused."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class OpenedRun:
         if source is None:
             if own.source is None:
                 raise UsageError(f"{self.path} was trained on data passed from Python; give the images with --data")
-            own = own.model_copy(update={"labels_from_folders": own.labels_from_folders or labels_from_folders})
+            own = own.model_copy(update={"labels_from_folders": labels_from_folders or own.labels_from_folders})
             config = self.config.model_copy(update={"data": own})
             return read_data(open_data(None, config, Run(self.path)), config, Run(self.path), several=False, progress=progress)
         opened = self._opened(source, labels_from_folders, own)
@@ -147,7 +155,26 @@ class OpenedRun:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         encoder = FeatureMap(self.encoder()).eval() if unpooled else self.encoder()
         found = embed(encoder, data, views or self.views(), chosen, device=device, progress=progress)
-        return np.asarray(found.numpy(), dtype=np.float32)
+        return require_finite_features(np.asarray(found.numpy(), dtype=np.float32), self.path)
+
+
+def exported_meta(path: Path) -> dict[str, Any]:
+    """What the training has noted in the encoder of a run: method, seed and a digest of its
+    settings; empty without an encoder."""
+    file = path / WEIGHTS if (path / WEIGHTS).is_file() else path / DESCRIPTION
+    return meta_of(file) if file.is_file() else {}
+
+
+def require_finite_features(features_NF: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
+    """The features; raises if any of them is not finite, as after a training that diverged."""
+    bad = int((~np.isfinite(features_NF).all(1)).sum())
+    if bad:
+        raise KinfolkError(
+            f"the encoder of {path} gives features that are not finite, for {bad:,} of "
+            f"{len(features_NF):,} samples; the training has "
+            "diverged, so train again with a lower learning rate"
+        )
+    return features_NF
 
 
 def open_run(path: Path | str, model: nn.Module | None = None) -> OpenedRun:
@@ -162,8 +189,6 @@ def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
     """The framework of the run at `path`, in evaluation mode, with its schedules at the end of the training. `data` must be the training
     samples of the run, because the state of a method is addressed by sample id."""
     run = Run(path)
-    if learns_from_text(config):
-        raise UsageError(f"{path} was trained with {config.method}, on captions; its false negatives cannot be measured from images alone")
     if not run.checkpoint.is_file():
         raise UsageError(f"there is no {run.checkpoint.relative_to(path)} in {path}; the state of the method cannot be measured without it")
     own = Samples.read(run.samples)
@@ -171,16 +196,35 @@ def restore(path: Path, config: TrainConfig, data: ImageData) -> Framework:
     if different is not None:
         raise UsageError(f"the state of the method of {path} exists for its own training samples only: {different}; leave --data out")
     with kept_random_state():
-        return load_framework(config, run, data)
+        return load_framework(config, run, data, _tokenizer(run, config))
+
+
+def measure_kin(opened: OpenedRun, data: ImageData, seed: int, *, alpha: float | None = None, progress: bool = False) -> dict[str, Any]:
+    """The result of the protocol kin: see `run_kin`, and `run_caption_kin` for a method that learns from captions."""
+    framework, tokenizer = restore(opened.path, opened.config, data), _tokenizer(Run(opened.path), opened.config)
+    if not isinstance(framework, ImageText):
+        return run_kin(framework, data, opened.views(), seed, alpha=alpha, progress=progress)
+    assert tokenizer is not None
+    text = TextData(data.samples, tokenizer) if data.stream is None else StreamedText(data.samples, tokenizer)
+    return run_caption_kin(framework, data, opened.views(), text, seed, alpha=alpha, progress=progress)
+
+
+def _tokenizer(run: Run, config: TrainConfig) -> Tokenizer | None:
+    return read_tokenizer(run.tokenizer, config.text.context) if learns_from_text(config) else None
 
 
 def load_framework(config: TrainConfig, run: Run, data: ImageData, tokenizer: Tokenizer | None = None) -> Framework:
     """The framework with its state from the last checkpoint, in evaluation mode."""
-    checkpoint = read_checkpoint(run.checkpoint)
+    checkpoint = read_complete_checkpoint(run.checkpoint)
     require_identity(checkpoint["kinfolk"], config, *_samples_of(run), run.checkpoint)
     framework = build_framework(config, data, tokenizer, resumed=True, cache=run.cache)
     framework.set_progress(max(int(checkpoint["kinfolk"]["epoch"]) - 1, 0), config.epochs)
-    framework.load_state_dict({name.removeprefix("framework."): value for name, value in checkpoint["state_dict"].items()})
+    saved = {name: value for name, value in checkpoint["state_dict"].items() if not name.endswith(UNUSED)}
+    state = {name.removeprefix("framework."): value for name, value in saved.items()}
+    try:
+        framework.load_state_dict(state)
+    except RuntimeError as error:
+        raise restore_error(error, run.checkpoint) from error
     return framework.eval()
 
 
@@ -193,6 +237,7 @@ def _samples_of(run: Run) -> tuple[str, int]:
 @torch.no_grad()
 def flagged_candidates(detector: Detector, sim_QC: Tensor, ids_Q: Tensor, candidate_ids_C: Tensor, own_QC: Tensor) -> Tensor:
     """(Q, C) True where the detector flags the candidate as a false negative of the query; never where `own_QC` is True."""
-    sim_QC = sim_QC.masked_fill(own_QC, LEFT_OUT)
-    kin_QC, _ = select(sim_QC, detector.find(Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))).levels[0], drops=False)
-    return torch.zeros_like(own_QC) if kin_QC is None else kin_QC > 0
+    sim_QC = sim_QC.masked_fill(own_QC, OUT)
+    block = Block(sim_QC, ids_Q, candidate_ids_C, 1, (~own_QC).sum(1))
+    found = detector.find(block)
+    return flagged(found[0] if isinstance(found, tuple) else found, block, with_ignored=True)

@@ -26,6 +26,7 @@ from kinfolk.detectors import StartAt
 from kinfolk.errors import KinfolkWarning, printable
 from kinfolk.files import append_line, explain_write_errors
 from kinfolk.stats import Stats
+from kinfolk.training.documents import row_warnings
 from kinfolk.training.module import TrainingModule
 from kinfolk.training.run_folder import Run
 
@@ -50,8 +51,9 @@ class MetricsLog(pl.Callback):
         self.row: dict[str, float] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
         self.counts = Stats.empty().counts()
+        self.shares: dict[str, Tensor] = {}
         self.steps, self.seconds = 0, 0.0
-        self._warned = False
+        self._warned: set[str] = set()
 
     @property
     def state_key(self) -> str:
@@ -60,10 +62,11 @@ class MetricsLog(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.loss, self.counts = self.loss.to(module.device), self.counts.to(module.device)
+        self.shares = {name: share.to(module.device) for name, share in self.shares.items()}
         self._since = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.loss, self.counts = torch.zeros_like(self.loss), torch.zeros_like(self.counts)
+        self.loss, self.counts, self.shares = torch.zeros_like(self.loss), torch.zeros_like(self.counts), {}
         self.steps, self.seconds = 0, 0.0
         self._since = time.perf_counter()
 
@@ -72,6 +75,8 @@ class MetricsLog(pl.Callback):
         loss = outputs["loss"].detach() * trainer.accumulate_grad_batches  # Lightning has divided it
         self.loss += loss.double()
         self.counts += module.framework.stats.counts().to(self.counts.device)
+        for name, share in module.framework.step_shares.items():
+            self.shares[name] = self.shares.get(name, torch.zeros_like(share, device=self.counts.device)) + share.to(self.counts.device)
         self.steps += 1
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
@@ -90,22 +95,29 @@ class MetricsLog(pl.Callback):
         row |= {"tp_similarity": stats.tp_similarity, "fn_similarity": stats.fn_similarity}
         if module.framework.detectors:
             row |= stats.detection()
+        for name, counts in self._summed_shares().items():
+            part, whole = counts.tolist()
+            row[name] = part / whole if whole else math.nan
         row |= {"images_per_second": self.steps * module.batch_size / max(self.seconds, 1e-9), "seconds": self.seconds}
         self.row = {name: value for name, value in row.items() if math.isfinite(value)}
         if trainer.is_global_zero:
             self._warn_if_nothing_flagged(module)
+            for name, message in row_warnings(self.row).items():
+                if name not in self._warned:
+                    LOG.warning("%s", message)
+                self._warned.add(name)
         if trainer.is_global_zero:
             append_line(self.run.metrics, json.dumps(self.row))
         self._to_loggers(trainer, {name: value for name, value in self.row.items() if name not in ("epoch", "step")}, "epoch")
 
     def _warn_if_nothing_flagged(self, module: TrainingModule) -> None:
         """Warns once if a detector that has started flags nothing in a whole epoch."""
-        if self._warned or self.row.get("flagged") != 0:
+        if "flagged" in self._warned or self.row.get("flagged") != 0:
             return
         starts = [getattr(part, name, 0) for part in module.framework.modules() for name in ("start_epoch", "warmup_epochs")]
         starts += [part.start for part in module.framework.modules() if isinstance(part, StartAt)]
         if self.row["epoch"] > 1 + max((start for start in starts if isinstance(start, int)), default=0):
-            self._warned = True
+            self._warned.add("flagged")
             LOG.warning("%s", f"the detector of {module.method} flagged nothing in epoch {int(self.row['epoch'])}; check its settings")
 
     def _share_knn(self, module: TrainingModule, knn: float | None) -> None:
@@ -116,15 +128,24 @@ class MetricsLog(pl.Callback):
         if value.isfinite():
             module.framework.on_metric("knn", float(value))
 
+    def _summed_shares(self) -> dict[str, Tensor]:
+        """The counts of `step_shares` over all ranks, which have the same names."""
+        if not self.shares:
+            return {}
+        return dict(zip(self.shares, _summed(torch.stack(list(self.shares.values()))).cpu(), strict=True))
+
     def state_dict(self) -> dict[str, Any]:
         """Called on all ranks. The counts are summed over all of them and restored on rank zero only."""
-        return {"loss": self.loss.cpu(), "counts": _summed(self.counts).cpu(), "steps": self.steps, "seconds": self.seconds}
+        sums = {"counts": _summed(self.counts).cpu(), "shares": self._summed_shares()}
+        return {"loss": self.loss.cpu(), **sums, "steps": self.steps, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loss, self.steps, self.seconds = state["loss"], state["steps"], state["seconds"]
         first = not dist.is_initialized() or dist.get_rank() == 0
         kept = first and state["counts"].shape == self.counts.shape  # an earlier version had fewer counts
         self.counts = state["counts"] if kept else Stats.empty().counts()
+        shares: dict[str, Tensor] = state.get("shares", {})
+        self.shares = {name: share if first else torch.zeros_like(share) for name, share in shares.items()}
 
     def _to_loggers(self, trainer: pl.Trainer, metrics: dict[str, float], kind: str) -> None:
         for logger in trainer.loggers:

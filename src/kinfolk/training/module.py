@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -30,8 +31,6 @@ from kinfolk.stores.per_sample import finite
 from kinfolk.training.loader import BatchLoader, PixelSource, TextSource
 
 NEVER = 2**62
-JUDGED_STEPS, JUDGED_EVERY = 32, 10
-"""Precision and recall of the detection are counted in every tenth step; in more, if an epoch would have fewer than 32 such steps."""
 
 
 class NonFiniteLossError(KinfolkError):
@@ -93,9 +92,6 @@ class TrainingModule(pl.LightningModule):
         self.describe_saved: Callable[[], str] = lambda: "no checkpoint was saved"
         self._first_bad_step: Tensor | None = None  # on an accelerator: the number of the first step whose loss was not finite
         self.channels_last = channels_last and not _crashes_channels_last(framework)
-        for part in framework.modules():
-            if type(part) is nn.Conv2d and part.kernel_size != (1, 1):
-                part.__class__ = OnePixelConv2d
         for encoder in encoders_of(framework) if compile_encoder else ():
             encoder.compile()
         if self.channels_last:
@@ -129,10 +125,7 @@ class TrainingModule(pl.LightningModule):
         epoch, step = batch["epoch"], batch["step"]
         assert (epoch, step) == (self.current_epoch, batch_idx), "the loader and Lightning disagree on the current step"
         torch.manual_seed(derive_seed(self.seed, "step", epoch, step, self.global_rank))
-        self.framework.set_progress(epoch, self.epochs)
-        self.framework.on_metric("epoch", epoch + step / self._steps_per_epoch)  # schedules that move by the step
-        for objective in self.framework.objectives:
-            objective.judges = step % self._judged_every == 0
+        self.framework.set_progress(epoch + step / self._steps_per_epoch, self.epochs)
         texts = {name: batch[name] for name in ("tokens", "groups") if name in batch}
         share = self.batch_size // distributed.world_size()  # not the rows: all ranks need equally many chunks for SyncBatchNorm
         chunks = 1 if self.chunk_size is None else math.ceil(share / self.chunk_size)
@@ -198,10 +191,6 @@ class TrainingModule(pl.LightningModule):
     def _steps_per_epoch(self) -> int:
         return self.data.num_train // self.batch_size
 
-    @property
-    def _judged_every(self) -> int:
-        return max(1, min(JUDGED_EVERY, self._steps_per_epoch // JUDGED_STEPS))
-
     def require_finite(self, values: Tensor, what: str) -> None:
         """Raises if `values`, computed with the encoder between two steps, are not finite. Called on rank zero."""
         if not values.isfinite().all():
@@ -216,20 +205,36 @@ class TrainingModule(pl.LightningModule):
         )
 
 
-class OnePixelConv2d(nn.Conv2d):
-    """A convolution that is computed in float32 where its input is one pixel wide or high, on a CPU under autocast.
+@contextmanager
+def one_pixel_in_float32(module: nn.Module) -> Iterator[None]:
+    """Within this context, convolutions of `module` are computed in float32 where their input is
+    one pixel wide or high, on a CPU under autocast. Afterwards `module` is as it was.
 
-    In bfloat16, oneDNN does not write the gradient of the taps that see only padding: strided 3×3 and any 5×5 kernels gave random numbers
-    up to NaN, in both memory layouts (oneDNN v3.12, torch 2.13). This happens with small views and a stem for large images.
+    In bfloat16, oneDNN does not write the gradient of the taps that see only padding: strided 3×3
+    and any 5×5 kernels gave random numbers up to NaN, in both memory layouts (oneDNN v3.12, torch
+    2.13). This happens with small views and a stem for large images. The context must include the
+    backward pass, because `in_chunks` computes the forward pass again there.
     """
+    patched = [part for part in module.modules() if type(part) is nn.Conv2d and part.kernel_size != (1, 1) and "forward" not in vars(part)]
+    for part in patched:  # a bound method: a copy of the module gets one that is bound to the copy
+        part.forward = MethodType(_convolve_one_pixel, part)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for part in patched:
+            vars(part).pop("forward", None)
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if input.device.type != "cpu" or min(input.shape[-2:]) > 1 or not torch.is_autocast_enabled("cpu"):
-            out: Tensor = super()._conv_forward(input, weight, bias)
-            return out
-        with torch.autocast("cpu", enabled=False):
-            out = super()._conv_forward(input.float(), weight.float(), None if bias is None else bias.float())
+
+def _convolve_one_pixel(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The forward pass of `conv`, in float32 where `one_pixel_in_float32` asks for it."""
+    out: Tensor
+    if x.device.type != "cpu" or min(x.shape[-2:]) > 1 or not torch.is_autocast_enabled("cpu"):
+        out = nn.Conv2d.forward(conv, x)
         return out
+    bias = None if conv.bias is None else conv.bias.float()
+    with torch.autocast("cpu", enabled=False):
+        out = conv._conv_forward(x.float(), conv.weight.float(), bias)
+    return out
 
 
 def _crashes_channels_last(module: nn.Module) -> bool:

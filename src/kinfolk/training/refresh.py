@@ -151,4 +151,4 @@ class Refresh(pl.Callback):
 
 def _finishes(framework: Framework) -> bool:
     """Whether a detector is refreshed once more after the last epoch."""
-    return any(detector.refreshed_at_end for detector in framework.refreshed)
+    return any(detector.refreshed_at_end for detector in framework.detectors)

@@ -29,7 +29,7 @@ from kinfolk.data.stream import StreamSource
 from kinfolk.data.text import StreamedText, TextData
 from kinfolk.errors import KinfolkError, KinfolkWarning, UsageError, counted, shown
 from kinfolk.files import DamagedFileError, is_unfinished, write_text
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import read_complete_checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.documents import describe_torn_lines, read_rows
 from kinfolk.training.settings import describe_settings, require_identity
@@ -315,15 +315,16 @@ def read_data(source: Source, config: TrainConfig, run: Run, several: bool, prog
 def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict[str, Any] | None:
     """The `kinfolk` entry of the last checkpoint, after a check that data and settings have not changed; None without a checkpoint.
 
-    A damaged checkpoint is replaced by the newest good one before it, with a warning. A checkpoint of another run is refused.
+    A missing, damaged or incomplete checkpoint is replaced by the newest good one before it, with
+    a warning. A checkpoint of another run is refused.
     """
     saved = [path for path in (run.checkpoint, *run.older_checkpoints()) if path.exists()]
     for path in saved:
         try:
-            state: dict[str, Any] = read_checkpoint(path)["kinfolk"]
+            state: dict[str, Any] = read_complete_checkpoint(path)["kinfolk"]
         except DamagedFileError as error:
             if path == saved[-1]:
-                raise
+                raise DamagedFileError(f"{error}; there is no other checkpoint, so put a copy of it back or start a new run") from error
             warnings.warn(f"{error}; the one before it is used instead", KinfolkWarning, stacklevel=2)
             continue
         samples = Samples.read(run.samples)
@@ -331,6 +332,13 @@ def last_checkpoint_state(run: Run, source: Source, config: TrainConfig) -> dict
         if not isinstance(source, StreamSource):  # `require_same_samples` compares its table later
             check_unchanged(samples, source, read_quarantine(run.quarantine))
         if path != run.checkpoint:
+            if not run.checkpoint.exists():
+                epochs = counted(state["epochs"], "epoch")
+                message = (
+                    f"{run.checkpoint} is missing; the training continues from the one before it, "
+                    f"{path.name} (step {state['step']}, {state['epoch']} of {epochs} done)"
+                )
+                warnings.warn(message, KinfolkWarning, stacklevel=2)
             os.replace(path, run.checkpoint)
         return state
     return None

@@ -62,7 +62,7 @@ def recipe_summary(recipe: str | os.PathLike[str]) -> str:
     return first.removeprefix("#").strip()
 
 
-ANY_DETECTOR = ("start_epoch", "update_from", "degrees")
+ANY_DETECTOR = ("start_epoch", "update_from", "stop_epoch", "degrees")
 """Settings of every detector: when it starts, and whether its kin have degrees."""
 
 
@@ -80,7 +80,9 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
         ['framework.queue_size', 'detector.every']
     """
     old, new = parse(config.method), parse(name)
-    framework, detector, options = config.framework, config.detector, config.views.options
+    framework = current_names(config.framework, old.framework)
+    detector, options = current_names(config.detector, old.detector or ""), config.views.options
+    had = flat({"framework": framework, "detector": detector, "views": {"options": options}})
     if new.framework != old.framework:
         before, after = framework_arguments(old), framework_arguments(new)
         same = [key for key in framework if key not in before or (key in after and after[key].annotation == before[key].annotation)]
@@ -92,7 +94,6 @@ def with_method(config: TrainConfig, name: str) -> tuple[TrainConfig, list[str]]
     document = config.model_dump(mode="json") | {"method": name, "framework": framework, "detector": detector}
     document["views"] |= {"options": options}
     kept = flat({"framework": framework, "detector": detector, "views": {"options": options}})
-    had = flat({"framework": config.framework, "detector": config.detector, "views": {"options": config.views.options}})
     return TrainConfig.of(document), [key for key in had if key not in kept]
 
 
@@ -153,9 +154,36 @@ def written_arguments(
     return _filled(target, parameters, given, section, owner).model_dump(mode="json")
 
 
+RENAMED = {"framework": {"positive_in_denominator", "rule"}, "detector": {"fraction", "rule"}}
+"""Arguments of earlier versions, by section; see `current_names`."""
+
+
+def current_names(given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Arguments of a configuration or recipe of an earlier version by their present names: `fraction` of
+    fnc is `alpha`, `positive_in_denominator` of simclr and spcl is the opposite of `decoupled`, and
+    `rule` of rcl and hierarchy, of which "centres" is left, is gone.
+
+    Example:
+        >>> current_names({"fraction": 0.05, "top_k": None}, "fnc")
+        {'top_k': None, 'alpha': 0.05}
+        >>> current_names({"positive_in_denominator": False, "decoupled": False}, "spcl")
+        {'decoupled': True}
+    """
+    given = dict(given)
+    if owner == "fnc" and "fraction" in given:
+        fraction = given.pop("fraction")
+        given.setdefault("alpha", fraction)
+    if owner in ("simclr", "spcl") and "positive_in_denominator" in given:
+        given["decoupled"] = not given.pop("positive_in_denominator") or given.get("decoupled", False)
+    if owner in ("rcl", "hierarchy") and given.get("rule") == "centres":
+        del given["rule"]
+    return given
+
+
 def _filled(
     target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], section: str, owner: str
 ) -> BaseModel:
+    given = current_names(given, owner)
     for key in given:
         if key in getattr(target, "refused", {}):
             raise UsageError(f"`{section}.{key}` (={given[key]!r}) must be left out with {owner}: {target.refused[key]}")  # type: ignore[attr-defined]
@@ -187,6 +215,7 @@ WITHOUT_EFFECT = (
     "checkpoint",
     "snapshots",
     "trainer.accelerator",
+    "trainer.matmul_precision",
     "trainer.strategy",
     "trainer.loggers",
     "trainer.log_every",
@@ -224,6 +253,12 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
 
 def refuse_changes(stored: TrainConfig, given: TrainConfig) -> None:
     """Raises for the first key whose value differs from the stored one and would change the result."""
+    for section, names in RENAMED.items():
+        for name in names & getattr(stored, section).keys() - getattr(given, section).keys():
+            raise UsageError(
+                f"the run was begun by an earlier version, which called a setting `{section}.{name}`; it "
+                "can be evaluated, but not trained further. Start a new run in another folder"
+            )
     found = _first_difference(result_settings(stored), result_settings(given))
     if found is not None:
         key, before, now = found

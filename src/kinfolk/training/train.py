@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
 from rich.console import Console
 from torch import nn
@@ -21,7 +22,7 @@ from kinfolk.data.prepare import hand_over, take_over
 from kinfolk.data.sample_table import Samples, samples_digest
 from kinfolk.data.source import Source
 from kinfolk.detectors.base import Detector
-from kinfolk.errors import KinfolkError, UsageError, counted, warn_if_silent
+from kinfolk.errors import KinfolkError, UsageError, counted, shown, warn_if_silent
 from kinfolk.files import explain_file_errors
 from kinfolk.models.towers import save_towers
 from kinfolk.models.weights import save_encoder
@@ -40,11 +41,12 @@ from kinfolk.training.build import (
     warn_if_large,
     with_absolute_paths,
 )
-from kinfolk.training.checkpoint import read_checkpoint
+from kinfolk.training.checkpoint import CheckpointSaver, read_checkpoint, restore_error
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.epoch_end import ClusterQuality, Knn, Snapshots, require_knn
 from kinfolk.training.launch import (
     explain_lost_ranks,
+    float32_products,
     global_rank,
     mark_ready,
     register_rank_zero,
@@ -54,7 +56,7 @@ from kinfolk.training.launch import (
 )
 from kinfolk.training.loader import check_batch_size
 from kinfolk.training.metrics_log import FILE_ONLY, collect_warnings, logging_to, quiet_lightning
-from kinfolk.training.module import TrainingModule
+from kinfolk.training.module import TrainingModule, one_pixel_in_float32
 from kinfolk.training.refresh import Refresh
 from kinfolk.training.run_folder import (
     Run,
@@ -75,7 +77,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch.utils.data import Dataset
 
-    Data = str | os.PathLike[str] | npt.NDArray[Any] | torch.Tensor | Dataset[Any] | Mapping[str, Dataset[Any]]
+    Array = npt.NDArray[Any] | torch.Tensor
+    Data = str | os.PathLike[str] | Array | tuple[Array, Any] | Dataset[Any] | Mapping[str, Dataset[Any]]
 
 LOG = logging.getLogger("kinfolk.training")
 
@@ -181,6 +184,12 @@ def _run(
     several = num_processes(config) > 1
     with collect_warnings() as passed_over:
         state = last_checkpoint_state(run, source, config) if resume else None
+    if state is not None and state["epoch"] > config.epochs:
+        raise UsageError(
+            f"`epochs` (={config.epochs}) is less than the {state['epoch']} epochs that {run.path} "
+            f"has done; leave "
+            "`epochs` (--epochs) out, give a larger number to train further, or start a new run"
+        )
     if state is not None and state["epoch"] >= config.epochs:
         if several:
             mark_ready(run.launch)
@@ -191,6 +200,12 @@ def _run(
     images = read_data(source, config, run, several, progress=console is not None)
     if state is not None:
         require_same_samples(run, images)
+    if images.num_train < 2:
+        raise UsageError(
+            f"{shown(source.name)} has {counted(images.num_train, 'training image')}; a training "
+            f"contrasts images "
+            "with each other and needs at least 2, and better hundreds"
+        )
     source.release()
     with collect_warnings() as reduced:
         config = config if state is not None else fit_batch(config, images.num_train, chosen="batch_size" in origins)
@@ -262,7 +277,8 @@ def _fit(
             console,
         )
         try:
-            with explain_lost_ranks(lambda: module.describe_saved()) if several else nullcontext():
+            explained = explain_lost_ranks(module.describe_saved) if several else nullcontext()
+            with explained, one_pixel_in_float32(framework), float32_products(config.trainer.matmul_precision):
                 trainer.fit(module, ckpt_path=None if state is None else run.checkpoint, weights_only=True)
         except SystemExit:
             if trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
@@ -271,9 +287,19 @@ def _fit(
         except KinfolkError as error:
             LOG.error("%s", error, extra={FILE_ONLY: True})
             raise
+        except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
+            if state is None or _has_started(trainer):
+                raise
+            raise restore_error(error, run.checkpoint) from error
         rows = run.epochs()
         LOG.info("%s", f"finished: {describe(rows[-1])}; the run is in {run.path}" if rows else f"finished; the run is in {run.path}")
     return replace(run, images=images, features=knn.last_features())
+
+
+def _has_started(trainer: pl.Trainer) -> bool:
+    """Whether the state has been restored and training steps may have been taken."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(each, CheckpointSaver) and each.started for each in callbacks)
 
 
 def _framework_metrics(module: TrainingModule, epoch: int) -> dict[str, float]:

@@ -1,0 +1,74 @@
+#!/bin/sh
+# First run on a GPU: runs five checks and writes one Markdown file to paste into an issue.
+#
+#   sh benchmarks/gpu_hour.sh                      # all, on two GPUs; about an hour
+#   ONLY="ranks compile" sh benchmarks/gpu_hour.sh # some of: suite ranks compile table resume
+#   QUICK=1 sh benchmarks/gpu_hour.sh              # small sizes, without the suite, on a CPU too
+#
+# PYTHON: the interpreter (default .venv/bin/python). OUT: the file (default gpu-hour.md).
+# A check that fails is marked in the file; the others still run. Exit code 1 if one failed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+python=${PYTHON:-.venv/bin/python}
+out=${OUT:-gpu-hour.md}
+work=${WORK:-runs/gpu-hour}
+quick=${QUICK:-}
+only=${ONLY:-"suite ranks compile table resume"}
+[ -n "$quick" ] && [ -z "${ONLY:-}" ] && only="ranks compile table resume"
+failed=0
+rm -rf "$work"
+mkdir -p "$work"
+
+measure() { "$python" benchmarks/gpu_hour.py "$@"; }
+sizes() { if [ -n "$quick" ]; then echo "$1"; else echo "$2"; fi; }
+
+suite() {
+  "$python" -m pytest -n 4 -q >"$work/suite.log" 2>&1
+  status=$?
+  echo '```'
+  tail -15 "$work/suite.log"
+  echo '```'
+  return $status
+}
+ranks() {
+  # shellcheck disable=SC2046
+  "$python" -m torch.distributed.run --standalone --nproc-per-node 2 \
+    benchmarks/gpu_hour.py ranks $(sizes "--batch 32" "--batch 1024")
+}
+# shellcheck disable=SC2046
+compile() { measure compile $(sizes "--batch 16" "--batch 1024"); }
+# shellcheck disable=SC2046
+table() { measure table $(sizes "--batches 16 --repeats 1" "--batches 1024,4096,16384"); }
+# shellcheck disable=SC2046
+resume() {
+  measure resume "$work" $(sizes "--epochs 2 --set model.width=8 --set knn.every=0" "--epochs 20")
+}
+
+titles="suite:The test suite
+ranks:Two ranks and one process
+compile:Compiled and eager
+table:Time and peak memory of a loss
+resume:Killed and resumed"
+
+run() { # name, title
+  printf '\n## %s\n\n' "$2" >>"$out"
+  begun=$(date +%s)
+  if "$1" >"$work/$1.md" 2>"$work/$1.err"; then verdict="passed"; else verdict="**FAILED**"; failed=1; fi
+  cat "$work/$1.md" >>"$out"
+  printf '\n%s after %s s.\n' "$verdict" "$(($(date +%s) - begun))" >>"$out"
+  if [ "$verdict" != passed ]; then
+    { printf '\n```\n'; tail -30 "$work/$1.err"; printf '```\n'; } >>"$out"
+  fi
+  echo "$1: $verdict" >&2
+}
+
+{
+  printf '# First run on a GPU\n\n%s, commit %s\n\n' "$(date -u +%Y-%m-%d)" \
+    "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+  measure machine
+} >"$out" || exit 1
+for name in $only; do
+  run "$name" "$(echo "$titles" | sed -n "s/^$name://p")"
+done
+echo "wrote $out" >&2
+exit $failed

@@ -1,0 +1,306 @@
+"""The contest on sentences: losses of sentence-transformers and ours, with detectors, on intents of questions.
+
+    python benchmarks/text.py run --data-root DATA --model FOLDER       # all runs that have no record yet; may be started twice
+    python benchmarks/text.py table                                     # the records as a table
+
+The protocol is `text.yaml`. One JSON record per run in `results/text/`.
+
+Dimension key: Q queries, N samples, D embedding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+from torch import Tensor
+
+import kinfolk as kf
+
+HERE = Path(__file__).parent
+STUDY, RESULTS = HERE / "text.yaml", HERE / "results" / "text"
+CHOOSING_SEED, HELD_OUT, NEIGHBOURS, DEPTH = 100, 0.2, 10, 200
+METRICS = ("knn", "map", "recall@1")
+Split = tuple[list[str], Tensor]
+"""Texts and their (N,) labels."""
+
+
+def read(path: Path, names: list[str]) -> Split:
+    """The questions of a file, and the number of their intents in `names`, which grows."""
+    texts, labels = list[str](), list[int]()
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["category"] not in names:
+                names.append(row["category"])
+            texts.append(row["text"])
+            labels.append(names.index(row["category"]))
+    return texts, torch.tensor(labels)
+
+
+def split(train: Split, seed: int) -> tuple[Split, Split]:
+    """A part to train on and one to choose settings by, a fifth of every intent."""
+    texts, labels = train
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
+    wanted = {label: round(HELD_OUT * count) for label, count in enumerate(torch.bincount(labels).tolist())}
+    held, fit = list[int](), list[int]()
+    for row in order:
+        label = int(labels[row])
+        (held if wanted[label] > 0 else fit).append(row)
+        wanted[label] -= 1
+    return ([texts[i] for i in fit], labels[fit]), ([texts[i] for i in held], labels[held])
+
+
+def draw_positives(labels: Tensor, seed: int) -> list[int]:
+    """For every sample another one of its label."""
+    generator = torch.Generator().manual_seed(seed)
+    found = list[int]()
+    for row, label in enumerate(labels.tolist()):
+        same = (labels == label).nonzero().flatten()
+        same = same[same != row] if len(same) > 1 else same
+        found.append(int(same[torch.randint(len(same), (), generator=generator)]))
+    return found
+
+
+def evaluate(model: Any, reference: Split, queries: Split) -> dict[str, float]:
+    """kNN accuracy among the reference; mean average precision and recall@1 of the queries among each other."""
+    known_ND, asked_QD = (
+        model.encode(texts, batch_size=256, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False).float()
+        for texts in (reference[0], queries[0])
+    )
+    labels = queries[1]
+    near = (asked_QD @ known_ND.T).topk(min(NEIGHBOURS, len(known_ND)), dim=1)
+    votes = torch.zeros(len(labels), int(reference[1].max()) + 1)
+    votes.scatter_add_(1, reference[1][near.indices], near.values)
+    others = (asked_QD @ asked_QD.T).fill_diagonal_(-2).topk(min(DEPTH, len(labels) - 1), dim=1).indices
+    hits = (labels[others] == labels.unsqueeze(1)).float()
+    precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1)
+    possible = (torch.bincount(labels)[labels] - 1).clamp(1, hits.shape[1])
+    found = (votes.argmax(1) == labels).float(), (precision * hits).sum(1) / possible, hits[:, 0]
+    return {name: 100 * float(value.mean()) for name, value in zip(METRICS, found, strict=True)}
+
+
+def make_detector(name: str, settings: Mapping[str, Any], model: Any, fit: Split, positives: list[int]) -> kf.Detector:
+    """A detector for pairs of the samples of `fit`."""
+    number = len(fit[0])
+    if name == "oracle":
+        return kf.Oracle(fit[1])
+    if name == "guide":  # the encoder as it is before training
+        features = model.encode(fit[0], batch_size=256, convert_to_tensor=True, show_progress_bar=False).clone()
+        return kf.Guide(features, positives=features[positives], **settings)
+    if name in ("glofnd", "ifnd"):
+        kind: Any = {"glofnd": kf.GloFND, "ifnd": kf.IFND}[name]
+        found: kf.Detector = kind(num_samples=number, **settings)
+        return found
+    return {"fnc": kf.FNC, "positive_margin": kf.PositiveMargin}[name](**settings)  # type: ignore[no-any-return]
+
+
+def train(
+    load: Callable[[], Any], method: Mapping[str, Any], study: Mapping[str, Any], fit: Split, seed: int
+) -> tuple[Any, dict[str, float]]:
+    """The trained model; seconds per epoch, and the share, precision and recall of what was flagged in the last epoch."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
+    from sentence_transformers.training_args import BatchSamplers
+
+    from kinfolk.integrations.sentence_transformers import KinfolkCallback, KinfolkLoss, add_ids
+
+    torch.manual_seed(seed)
+    model = load()
+    if method.get("loss") == "none":
+        return model, {}
+    positives = draw_positives(fit[1], seed)
+    dataset = Dataset.from_dict({"anchor": fit[0], "positive": [fit[0][row] for row in positives]})
+    callbacks = list[Any]()
+    if method.get("loss") == "mnrl":
+        loss: Any = losses.MultipleNegativesRankingLoss(model, scale=1 / study["temperature"])
+    elif method.get("loss") == "gist":
+        settings = {"temperature": study["temperature"], "margin": method["settings"]["margin"], "margin_strategy": "absolute"}
+        loss = losses.GISTEmbedLoss(model, load(), **settings)
+    else:
+        name = method.get("detector")
+        detector = None if name is None else make_detector(name, method["settings"], model, fit, positives)
+        plain = {"temperature": study["temperature"], "learnable": False, "detector": detector}
+        objective = kf.CLIPLoss(**plain, action=method.get("action", "eliminate"))
+        objective.set_eval_labels(fit[1])
+        loss, dataset = KinfolkLoss(model, objective, both_directions=False), add_ids(dataset)
+        callbacks = [KinfolkCallback(loss)]
+    sampler = BatchSamplers.NO_DUPLICATES if method.get("sampler") == "no_duplicates" else BatchSamplers.BATCH_SAMPLER
+    with tempfile.TemporaryDirectory() as folder:
+        args = SentenceTransformerTrainingArguments(
+            output_dir=folder,
+            num_train_epochs=study["epochs"],
+            per_device_train_batch_size=study["batch_size"],
+            learning_rate=study["learning_rate"],
+            warmup_steps=round(study["warmup_ratio"] * study["epochs"] * (len(dataset) // study["batch_size"])),
+            bf16=study["bf16"],
+            batch_sampler=sampler,
+            dataloader_drop_last=True,
+            seed=seed,
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            report_to=[],
+            logging_steps=10,
+            disable_tqdm=True,
+        )
+        trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=dataset, loss=loss, callbacks=callbacks)
+        start = time.perf_counter()
+        trainer.train()
+        found = {"seconds": (time.perf_counter() - start) / study["epochs"]}
+    found |= {"flagged": shares[-1]} if (shares := [e["flagged"] for e in trainer.state.log_history if "flagged" in e]) else {}
+    if isinstance(loss, KinfolkLoss) and loss.detectors:
+        stats = cast(Any, loss.loss).image.stats  # of the last step
+        found |= {"precision": stats.precision, "recall": stats.recall}
+    return model, found
+
+
+def record_path(results: Path, stage: str, data: str, name: str, seed: int, settings: Mapping[str, Any]) -> Path:
+    shown = "".join(f" {key}={value}" for key, value in settings.items())
+    return results / data / f"{stage} {name}{shown} seed={seed}.json".replace(", ", "-").replace(" ", "_")
+
+
+def choices(method: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All settings of a method."""
+    grid = method.get("grid", {})
+    return [{**method.get("fixed", {}), **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
+
+
+def chosen(study: Mapping[str, Any], results: Path, data: str, name: str) -> dict[str, Any] | None:
+    """The method with the settings of the best mAP while choosing; None while some are not measured."""
+    method = study["methods"][name]
+    if "best_of" in method:
+        found = [(each, chosen(study, results, data, each)) for each in method["best_of"]]
+        if any(each is None for _, each in found):
+            return None
+        best = max((each for _, each in found if each is not None), key=lambda each: each["map"])
+        return {**best, "action": method["action"]}
+    options = choices(method)
+    if "grid" not in method:
+        return {**method, "settings": options[0], "map": 0.0}
+    scores = list[float]()
+    for settings in options:
+        path = record_path(results, "choose", data, name, CHOOSING_SEED, settings)
+        if not path.is_file():
+            return None
+        scores.append(json.loads(path.read_text(encoding="utf-8"))["map"])
+    best_at = max(range(len(scores)), key=scores.__getitem__)
+    return {**method, "settings": options[best_at], "map": scores[best_at]}
+
+
+def queue(study: Mapping[str, Any], results: Path, data: str) -> Iterator[tuple[str, str, int, Callable[[], dict[str, Any] | None]]]:
+    """Stage, method, seed, and the method with its settings: first all that choose settings, then all others, seed by seed."""
+    for name, method in study["methods"].items():
+        for settings in choices(method) if "grid" in method else ():
+            yield "choose", name, CHOOSING_SEED, lambda method=method, settings=settings: {**method, "settings": settings}  # type: ignore[misc]
+    for seed in study["seeds"]:
+        for name in study["methods"]:
+            yield "final", name, seed, lambda name=name: chosen(study, results, data, name)  # type: ignore[misc]
+
+
+def claim(path: Path) -> bool:
+    """Whether this process may make the record: nobody has it, or who had it is gone."""
+    lock = path.with_suffix(".claim")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with lock.open("x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+        return True
+    except FileExistsError:
+        text = lock.read_text(encoding="utf-8")
+        if text.isdigit() and not Path(f"/proc/{text}").exists() and Path("/proc").exists():
+            lock.write_text(str(os.getpid()), encoding="utf-8")
+            return True
+        return False
+
+
+def run(study: Mapping[str, Any], root: Path, load: Callable[[], Any], results: Path, only: list[str] | None, most: int | None) -> int:
+    """Makes the records that are missing; returns how many."""
+    made = 0
+    for data in study["data"]:
+        names = list[str]()
+        whole, test = (read(root / data / f"{part}.csv.gz", names) for part in ("train", "test"))
+        for stage, name, seed, settled in queue(study, results, data):
+            if (only and name not in only) or (most is not None and made >= most):
+                continue
+            method = settled()
+            if method is None:
+                print(f"{data}, {name}: its settings are not chosen yet; start again later", flush=True)
+                continue
+            path = record_path(results, stage, data, name, seed, method["settings"] if stage == "choose" else {})
+            if path.is_file() or not claim(path):
+                continue
+            fit, asked = split(whole, seed) if stage == "choose" else (whole, test)
+            model, found = train(load, method, study, fit, seed)
+            record = {"data": data, "stage": stage, "method": name, "seed": seed, "detector": method.get("detector")}
+            record |= {"settings": method["settings"], **found, **evaluate(model, fit, asked)}
+            path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            path.with_suffix(".claim").unlink()
+            made += 1
+            print(json.dumps(record), flush=True)
+    return made
+
+
+def table(study: Mapping[str, Any], results: Path) -> str:
+    """Means and standard deviations over the seeds, in Markdown."""
+    lines = list[str]()
+    for data in study["data"]:
+        lines += [
+            f"\n**{data}**\n",
+            "| | kNN | mAP | recall@1 | flagged, precision, recall | s / epoch | seeds |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name in study["methods"]:
+            paths = [record_path(results, "final", data, name, seed, {}) for seed in study["seeds"]]
+            records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+            if records:
+                shown = ["flagged", "precision", "recall"] if "flagged" in records[0] else []
+                detected = ", ".join(f"{statistics.fmean(record[key] for record in records):.3f}" for key in shown)
+                seconds = f"{statistics.fmean(record['seconds'] for record in records):.0f}" if "seconds" in records[0] else ""
+                cells = [_spread([record[key] for record in records]) for key in METRICS]
+                lines.append(f"| {name} | {' | '.join(cells)} | {detected} | {seconds} | {len(records)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--study", type=Path, default=STUDY)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--model", help="folder or name of the sentence encoder")
+    parser.add_argument("--data", nargs="+", help="these data sets only")
+    parser.add_argument("--only", nargs="+", help="these methods only")
+    parser.add_argument("--most", type=int, help="ends after so many runs")
+    given = parser.parse_args(arguments)
+    study = yaml.safe_load(given.study.read_text(encoding="utf-8"))
+    study["data"] = given.data or study["data"]
+    if given.what == "table":
+        print(table(study, given.results))
+        return
+    if given.data_root is None or given.model is None:
+        parser.error("run needs --data-root and --model")
+    from sentence_transformers import SentenceTransformer
+
+    warnings.simplefilter("ignore")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    run(study, given.data_root, lambda: SentenceTransformer(given.model, device=device), given.results, given.only, given.most)
+
+
+if __name__ == "__main__":
+    main()

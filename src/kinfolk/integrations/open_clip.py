@@ -1,0 +1,129 @@
+"""open_clip: losses with detectors that are called as open_clip's own, in its training loop.
+
+    loss = ClipLoss(detector=kf.PositiveMargin())        # instead of open_clip.create_loss(args)
+    losses = loss(**model(images, texts), output_dict=True)
+
+The scale and the bias stay parameters of the open_clip model, which passes them in every call. No
+import of open_clip is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.objectives import CLIPLoss, SigLIPLoss
+from kinfolk.stats import Stats
+
+
+class OpenClipLoss(nn.Module):
+    """Abstract. What the two losses share: the batch's ids, and the form of the answer."""
+
+    loss: CLIPLoss | SigLIPLoss
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next: dict[str, Tensor | None] = {}
+
+    def set_batch(self, ids: Tensor | None, group_ids: Tensor | None = None) -> None:
+        """Sets sample ids and known positives of the next call, for a training loop that does not
+        pass them: detectors that look samples up need ids."""
+        self._next = {"ids": ids, "group_ids": group_ids}
+
+    def take_batch(self, ids: Tensor | None, group_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The ids and groups of this call: those given, or those of `set_batch`."""
+        known, self._next = self._next, {}
+        return (known.get("ids") if ids is None else ids), (known.get("group_ids") if group_ids is None else group_ids)
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last call."""
+        return self.loss.stats
+
+    def set_progress(self, epoch: float, num_epochs: int) -> None:
+        """Sets the epoch for schedules and warm-ups; see `Objective.set_progress`."""
+        self.loss.set_progress(epoch, num_epochs)
+
+
+def _answer(loss: Tensor, output_dict: bool) -> Tensor | dict[str, Tensor]:
+    return {"contrastive_loss": loss} if output_dict else loss
+
+
+class ClipLoss(OpenClipLoss):
+    """open_clip's `ClipLoss` with a detector: InfoNCE in both directions.
+
+    Candidates are gathered from all ranks, with gradient, as with open_clip's local loss and
+    gathered gradients. Without detector and groups it is the same loss.
+
+    Args:
+        settings: `detector`, `action` and the other arguments of `kf.CLIPLoss`, except for the
+            temperature, which the model has.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> loss = ClipLoss(detector=kf.PositiveMargin())
+        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4), "logit_scale": torch.tensor(2.0)}
+        >>> round(loss(**given, output_dict=True)["contrastive_loss"].item(), 4)
+        0.3408
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.loss = CLIPLoss(learnable=False, **settings)
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+        ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 / temperature.
+        `logit_bias`: has no effect on a softmax."""
+        assert isinstance(self.loss, CLIPLoss)
+        ids, group_ids = self.take_batch(ids, group_ids)
+        pairs = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss.image)
+        t = 1 / logit_scale.float()
+        loss = (self.loss.image.on(pairs[0], t) + self.loss.text.on(pairs[1], t)) / 2
+        return _answer(loss, output_dict)
+
+
+class SigLipLoss(OpenClipLoss):
+    """open_clip's `SigLipLoss` with a detector: each pair is classified by itself.
+
+    Args:
+        settings: `detector`, `action` and the other arguments of `kf.SigLIPLoss`, except for
+            temperature and bias, which the model has.
+
+    Example:
+        >>> import torch, kinfolk as kf
+        >>> given = {"image_features": torch.eye(4), "text_features": torch.eye(4), "logit_scale": torch.tensor(2.0)}
+        >>> round(SigLipLoss()(**given, logit_bias=torch.tensor(-1.0)).item(), 4)
+        1.253
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.loss = SigLIPLoss(learnable=False, **settings)
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+        ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        """The loss, or with `output_dict` {"contrastive_loss": loss}. `logit_scale`: 1 / temperature."""
+        assert isinstance(self.loss, SigLIPLoss)
+        ids, group_ids = self.take_batch(ids, group_ids)
+        pairs, _ = self.loss.pairs_of(image_features, text_features, ids, group_ids, self.loss)
+        bias = torch.zeros_like(logit_scale) if logit_bias is None else logit_bias
+        return _answer(self.loss.on(pairs, 1 / logit_scale.float(), (bias,)), output_dict)

@@ -1,0 +1,433 @@
+"""sentence-transformers: any loss of two towers, with any detector, in a `SentenceTransformerTrainer`.
+
+    dataset = add_ids(dataset)                      # columns anchor, positive[, negatives …]
+    loss = KinfolkLoss(model, kf.CLIPLoss(temperature=0.05, detector=kf.PositiveMargin()))
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=dataset, loss=loss,
+                                         callbacks=[KinfolkCallback(loss)])
+
+The chunks of `KinfolkLoss` follow Gao et al., Scaling Deep Contrastive Learning Batch Size under
+Memory Limited Setup (GradCache), RepL4NLP 2021.
+
+Dimension key: B batch, K explicit negatives of each pair, T tokens, N samples.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from kinfolk import distributed
+from kinfolk.detectors.base import Detector
+from kinfolk.errors import KinfolkError
+from kinfolk.files import first_line
+from kinfolk.objectives import BimodalLoss, SigLIPLoss, group_ids_of
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+else:
+    try:
+        from transformers import TrainerCallback
+    except ImportError as error:  # pragma: no cover
+        raise ImportError("kinfolk.integrations.sentence_transformers needs: pip install 'kinfolk[sentence]'") from error
+
+STATE_FILE = "kinfolk_loss.safetensors"
+LABEL_COLUMNS = ("label", "labels", "score", "scores")
+"""Columns that the trainer takes for labels; `add_ids` writes the first."""
+Features = Mapping[str, Any]
+"""The tokens of one column of the batch."""
+
+
+def add_ids(dataset: Any, *, ids: str | None = None, known_by: str | Sequence[str] = (), duplicates: bool = True) -> Any:
+    """The data set with a column `label` of sample ids and groups, which `KinfolkLoss` reads.
+
+    All other columns must be texts in the order anchor, positive[, negative, negative, …]. Rows that
+    are linked by an equal value, directly or through other rows, form a group of known positives:
+    they are never each other's negatives. An explicit negative that is the positive text of a row has
+    the id and the group of that row; others have ids from N on.
+
+    Args:
+        dataset: a `datasets.Dataset`.
+        ids: a column of ids, removed from the texts. Integers are taken as they are; of other values
+            equal ones have one id in [0, N), which does not depend on the order of the rows. None:
+            the row's number.
+        known_by: columns such as a document's name, removed from the texts. "" and None link nothing.
+        duplicates: whether equal anchors and equal positives link their rows.
+    """
+    if not hasattr(dataset, "add_column") or not hasattr(dataset, "__len__"):
+        raise TypeError(f"`dataset` (={type(dataset).__name__}) must be a datasets.Dataset: sample ids need its length")
+    known_by = (known_by,) if isinstance(known_by, str) else tuple(known_by)
+    names: list[str] = list(dataset.column_names)
+    for name in (*known_by, *(() if ids is None else (ids,))):
+        if name not in names:
+            raise ValueError(f"there is no column {name!r} in the data set (columns: {', '.join(names)})")
+    texts = [name for name in names if name != ids and name not in known_by]
+    if taken := [name for name in texts if name in LABEL_COLUMNS]:
+        raise ValueError(f"the trainer takes the column {taken[0]!r} for labels: remove it, or name it as `ids` or in `known_by`")
+    if len(texts) < 2:
+        raise ValueError(f"the data set (columns: {', '.join(names)}) must have two columns of texts at least: anchor and positive")
+    id_N = list(range(len(dataset))) if ids is None else _numbers(dataset[ids])
+    linked = [group_ids_of(dataset[name]).tolist() for name in (*known_by, *(texts[:2] if duplicates else ()))]
+    group_N = _components(id_N, linked)
+    columns = [id_N, group_N, *_negatives(dataset, texts, id_N, group_N)]
+    labelled = dataset.remove_columns([*known_by, *(() if ids is None else (ids,))])
+    return labelled.add_column("label", [list(row) for row in zip(*columns, strict=True)])
+
+
+def num_ids(dataset: Any) -> int:
+    """One more than the highest sample id of a data set from `add_ids`: `num_samples` of detectors and
+    losses."""
+    negatives = (len(dataset[0]["label"]) - 2) // 2
+    return 1 + max(int(max(row[0], *row[2 : 2 + negatives], 0)) for row in dataset["label"])
+
+
+def _numbers(values: Sequence[Any]) -> list[int]:
+    """Integers as they are; of other values, their rank by a hash."""
+    if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+        return list(values)
+    hashes = group_ids_of(values).tolist()
+    rank = {value: number for number, value in enumerate(sorted(set(hashes)))}
+    return [rank[value] for value in hashes]
+
+
+def _components(ids: list[int], linked: list[list[int]]) -> list[int]:
+    """The group of each row: the lowest id among the rows that are linked with it."""
+    parent = list(range(len(ids)))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    for keys in (ids, *linked):
+        first: dict[int, int] = {}
+        for row, key in enumerate(keys):
+            if key >= 0:
+                one, other = root(first.setdefault(key, row)), root(row)
+                parent[max(one, other)] = min(one, other)
+    lowest: dict[int, int] = {}
+    for row, number in enumerate(ids):
+        lowest[root(row)] = min(number, lowest.get(root(row), number))
+    return [lowest[root(row)] for row in range(len(ids))]
+
+
+def _negatives(dataset: Any, texts: list[str], ids: list[int], groups: list[int]) -> list[list[int]]:
+    """Ids and groups of the explicit negatives, column by column."""
+    known = {text: (number, group) for text, number, group in zip(dataset[texts[1]], ids, groups, strict=True)}
+    following = max(ids) + 1
+    found = list[list[tuple[int, int]]]()
+    for name in texts[2:]:
+        column = list[tuple[int, int]]()
+        for text in dataset[name]:
+            if text not in known:
+                known[text], following = (following, -1), following + 1
+            column.append(known[text])
+        found.append(column)
+    return [[entry[part] for entry in column] for part in (0, 1) for column in found]
+
+
+class KinfolkLoss(nn.Module):
+    """A loss for `SentenceTransformerTrainer`: a loss of two towers, which here are one encoder.
+
+    Anchors are contrasted with the positives of the batch and with all explicit negatives, and, with
+    `both_directions`, positives with the anchors. Sample ids and groups are in the column that
+    `add_ids` adds. Without it, rows with the same positive text are still known positives; detectors
+    and losses that look samples up (GloFND, Guide, BimodalSogCLRLoss, …) need it.
+
+    Args:
+        model: the SentenceTransformer.
+        loss: `kf.CLIPLoss`, `kf.SigLIPLoss`, `kf.BimodalSogCLRLoss` or `kf.FastCLIPLoss`.
+        both_directions: False: only anchors against candidates, as `MultipleNegativesRankingLoss`.
+        own_negatives_only: an explicit negative counts for the anchor of its row only.
+        mini_batch_size: encodes so many texts at a time, and again for the gradient (GradCache):
+            memory of a mini-batch, the loss of the whole batch, a third more time. None: all.
+        known_positives: False: rows of one group, and equal texts, are negatives like any others.
+
+    Relations: with `kf.CLIPLoss(temperature=0.05, learnable=False)`, one direction and
+    `known_positives=False` it equals `MultipleNegativesRankingLoss` with its default scale of 20.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: BimodalLoss[Any] | SigLIPLoss,
+        *,
+        both_directions: bool = True,
+        own_negatives_only: bool = False,
+        mini_batch_size: int | None = None,
+        known_positives: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(loss, BimodalLoss | SigLIPLoss):
+            raise TypeError(f"`loss` (={loss!r:.80}) must be a loss of two towers, such as kf.CLIPLoss(temperature=0.05)")
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise ValueError(f"`mini_batch_size` (={mini_batch_size}) must be at least 1")
+        self.model, self.loss = model, loss
+        self.both_directions, self.own_negatives_only = both_directions, own_negatives_only
+        self.mini_batch_size, self.known_positives = mini_batch_size, known_positives
+        self.in_trainer: bool | None = None  # set by the callback; None: there is none so far
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+        """Scalar, of the texts of all columns; in a trainer with `KinfolkCallback`, the scalar and
+        what is logged next to it. `labels`: (B, 2 + 2K), the column of `add_ids`."""
+        columns = list(sentence_features)
+        if len(columns) < 2:
+            raise ValueError(f"the data set (={len(columns)} columns of texts) must have anchor and positive")
+        self.loss.train(self.model.training)  # the trainer switches the model only
+        given = self._ids(columns, labels)
+        anchors, positives, *negatives = (self._embed(column, not number) for number, column in enumerate(columns))
+        if negatives:
+            given |= {"negatives": torch.stack(negatives, 1), "own_only": self.own_negatives_only}
+        loss = self._contrast(anchors, positives, given)
+        if self.in_trainer is None and self.model.training and self._needs_callback():
+            warnings.warn("add callbacks=[KinfolkCallback(loss)] to the trainer: this loss has schedules or state", stacklevel=2)
+            self.in_trainer = False
+        return Logged(loss, self.metrics) if self.in_trainer else loss
+
+    def _contrast(self, anchors: Tensor, positives: Tensor, given: dict[str, Any]) -> Tensor:
+        if self.both_directions or isinstance(self.loss, SigLIPLoss):
+            loss: Tensor = self.loss(anchors, positives, **given)
+            return loss
+        one, learned = self.loss.image, self.loss.learned
+        ids, groups = given.pop("ids"), given.pop("group_ids")
+        pairs, _ = self.loss.pairs_of(anchors, positives, ids, groups, one, **given)
+        found: Tensor = one.on(pairs, None if learned is None else learned())
+        return found
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """What a trainer logs: the share of negatives flagged, and the temperature."""
+        objectives = self.loss.objectives[: None if self.both_directions else 1]
+        counts = torch.stack([each.stats.counts() for each in objectives]).sum(0)
+        flagged = counts[1] / counts[0].clamp(min=1)  # a tensor: the host does not wait
+        found = {"flagged": flagged} if self.detectors else {}
+        learned = self.loss.learned
+        if learned is not None:
+            found["temperature"] = torch.exp(-learned.logit_scale.detach())
+        return found
+
+    @property
+    def detectors(self) -> tuple[Detector, ...]:
+        """The detectors of both directions."""
+        found = (each.detector for each in self.loss.objectives)
+        return tuple(each for each in found if isinstance(each, Detector))
+
+    def _needs_callback(self) -> bool:
+        return bool(self.loss.state_dict()) or bool(self.detectors)
+
+    def _ids(self, columns: list[Features], labels: Tensor | None) -> dict[str, Any]:
+        """Ids and groups of the batch, as arguments of the loss."""
+        number = len(columns) - 2
+        if labels is None:
+            if any(each.looks_up for each in self.loss.objectives):
+                raise ValueError("the loss looks samples up: train on the data set that add_ids(dataset) returns")
+            groups = [_text_keys(column) for column in columns[1:]] if self.known_positives else []
+            found: dict[str, Any] = {"ids": None, "group_ids": groups[0] if groups else None}
+            if number and groups:
+                found["negative_group_ids"] = torch.stack(groups[1:], 1)
+            return found
+        if labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] != 2 + 2 * number:
+            raise ValueError(
+                f"`labels` (={labels.dtype}, shape {tuple(labels.shape)}) must be the column that add_ids(dataset) adds to "
+                f"{len(columns)} columns of texts, (batch, {2 + 2 * number})"
+            )
+        ids, groups_B, negative_ids, negative_groups = torch.split(labels, [1, 1, number, number], 1)
+        found = {"ids": ids.squeeze(1), "group_ids": groups_B.squeeze(1) if self.known_positives else None}
+        if number:
+            found["negative_ids"] = negative_ids
+            if self.known_positives:
+                found["negative_group_ids"] = negative_groups
+        return found
+
+    def _embed(self, features: Features, first: bool) -> Tensor:
+        """(B, D) embeddings of a column; in chunks that are computed again for the gradient."""
+        if self.mini_batch_size is None:
+            return self._encode(features, first)
+        found = list[Tensor]()
+        for chunk in self._chunks(features):
+            wrapped = first and not found
+            if torch.is_grad_enabled():
+                found.append(checkpoint(self._encode, chunk, wrapped, use_reentrant=False))
+            else:
+                found.append(self._encode(chunk, wrapped))
+        return torch.cat(found)
+
+    def _chunks(self, features: Features) -> Iterator[dict[str, Any]]:
+        mask, step = features.get("attention_mask"), self.mini_batch_size
+        if not isinstance(mask, Tensor) or mask.ndim != 2 or step is None:
+            raise ValueError("`mini_batch_size` must be None with this model: it has no padded tokens (attention_mask)")
+        for first in range(0, len(mask), step):
+            yield {
+                name: value[first : first + step] if isinstance(value, Tensor) and value.ndim and len(value) == len(mask) else value
+                for name, value in features.items()
+            }
+
+    def _encode(self, features: Features, wrapped: bool) -> Tensor:
+        """The embeddings of some texts. DistributedDataParallel is called once in a step, which is enough
+        for it to average the gradients: a further call would need the same number of calls on all
+        ranks, and one in the backward pass would begin its work anew."""
+        model = self.model
+        if isinstance(model, DistributedDataParallel) and not (wrapped and torch._C._current_graph_task_id() == -1):
+            model = model.module
+        found: Tensor = model(dict(features))["sentence_embedding"]
+        return found
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """For the model card."""
+        names = ("both_directions", "own_negatives_only", "mini_batch_size", "known_positives")
+        return {"loss": repr(self.loss), **{name: getattr(self, name) for name in names}}
+
+
+class Logged(dict[str, Tensor]):
+    """A loss with metrics next to it. A trainer adds up `values()` and logs the mean of `items()`, so
+    the values are the loss alone and the items the metrics alone."""
+
+    def __init__(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
+        super().__init__(metrics)
+        self.loss = loss
+
+    def values(self) -> list[Tensor]:  # type: ignore[override]
+        return [self.loss]
+
+
+def _text_keys(features: Features) -> Tensor:
+    """(B,) a stable number for each text, from its tokens: equal texts have equal numbers.
+
+    Example:
+        >>> tokens = torch.tensor([[5, 6, 0], [5, 6, 9], [6, 5, 0]])
+        >>> keys = _text_keys({"input_ids": tokens, "attention_mask": tokens > 0})
+        >>> len(set(keys.tolist())), bool((keys >= 0).all())
+        (3, True)
+    """
+    tokens, mask = features.get("input_ids"), features.get("attention_mask")
+    if not isinstance(tokens, Tensor) or not isinstance(mask, Tensor) or mask.shape != tokens.shape:
+        raise ValueError("texts without padded tokens cannot be compared: use add_ids(dataset), or known_positives=False")
+    mask_BT = mask.to(torch.int64)
+    factors = list[int]()
+    for _ in range(tokens.shape[1] + 1):  # powers of an odd number modulo 2⁶⁴, as signed numbers
+        power = factors[-1] * 0x5851F42D4C957F2D if factors else 1
+        factors.append((power + (1 << 63)) % (1 << 64) - (1 << 63))
+    power_BT = torch.tensor(factors, device=tokens.device)[mask_BT.cumsum(1)]  # by place, without padding
+    key_B = ((tokens + 1) * mask_BT * power_BT).sum(1)
+    return (key_B ^ (key_B >> 29)) & ((1 << 63) - 1)
+
+
+class KinfolkCallback(TrainerCallback):  # type: ignore[misc]  # of a library without types
+    """What a `KinfolkLoss` needs of a trainer: the epoch in every step, refreshes of detectors that
+    cluster the training set, and its state in the checkpoints.
+
+    Before an epoch in which a detector is due, the anchors of the training set are encoded, each rank
+    a part of them. The state of loss and detectors is `kinfolk_loss.safetensors` in every checkpoint
+    folder; a resumed training reads it from there.
+
+    Args:
+        loss: the loss of the trainer.
+        resume_from: the checkpoint folder of `trainer.train(resume_from_checkpoint=…)`, if it is not in
+            the trainer's output folder.
+        batch_size: texts that are encoded together in a refresh.
+    """
+
+    def __init__(self, loss: KinfolkLoss, *, resume_from: str | Path | None = None, batch_size: int = 128) -> None:
+        if not isinstance(loss, KinfolkLoss):
+            raise TypeError(f"`loss` (={loss!r:.80}) must be the KinfolkLoss of the trainer")
+        self.loss, self.resume_from, self.batch_size = loss, resume_from, batch_size
+        self.refreshed = -1
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.loss.in_trainer, self.refreshed = True, -1
+        if state.global_step > 0:
+            self._load(Path(self.resume_from or _checkpoint_folder(args, state)))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.loss.in_trainer = False
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        epoch, epochs = int(state.epoch or 0), _num_epochs(state)
+        self.loss.loss.set_progress(float(state.epoch or 0), epochs)
+        due = [each for each in self.loss.detectors if each.due(epoch)]
+        if due and epoch > self.refreshed:
+            model, loader = given["model"], given["train_dataloader"]
+            features = None if all(each.collects for each in due) else self._features(model, loader.dataset, args.prompts)
+            for each in due:
+                each.set_loss_temperature(self.loss.loss.current_temperature)
+                each.refresh(None if each.collects else features, epoch / epochs)
+        self.refreshed = max(self.refreshed, epoch)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.loss.loss.set_progress(float(state.epoch or 0), _num_epochs(state))
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        from safetensors.torch import save_file
+
+        folder = _checkpoint_folder(args, state)
+        if state.is_world_process_zero and folder.is_dir():
+            tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.loss.loss.state_dict().items()}
+            save_file(tensors, folder / STATE_FILE, {"refreshed": str(self.refreshed)})
+
+    def _load(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        path = folder / STATE_FILE
+        if not path.is_file():
+            raise KinfolkError(
+                f"`{path}` does not exist, so the state of the loss cannot be resumed; name the checkpoint as "
+                "KinfolkCallback(loss, resume_from=…), and save checkpoints with this callback"
+            )
+        try:
+            with safe_open(path, "pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                self.refreshed = int((file.metadata() or {}).get("refreshed", -1))
+            self.loss.loss.load_state_dict(state)
+        except Exception as error:  # a broken file, or the state of another loss
+            raise KinfolkError(f"`{path}` is not the state of {self.loss.loss!r} ({first_line(error)})") from error
+
+    @torch.no_grad()
+    def _features(self, model: Any, dataset: Any, prompts: Any) -> Tensor:
+        """(N, D) embeddings of the anchors by sample id, and of explicit negatives by theirs."""
+        texts = self._texts(dataset)
+        world, rank = distributed.world_size(), 0 if distributed.world_size() == 1 else torch.distributed.get_rank()
+        cuts = [len(texts) * each // world for each in range(world + 1)]
+        prompt = prompts.get(dataset.column_names[0]) if isinstance(prompts, dict) else prompts
+        was_training = model.training
+        part = model.encode(
+            texts[cuts[rank] : cuts[rank + 1]],
+            batch_size=self.batch_size,
+            prompt=prompt,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        ).float()
+        model.train(was_training)
+        sizes = [end - start for start, end in pairwise(cuts)]
+        return part.clone() if world == 1 else distributed.gather_rows(part, sizes)
+
+    def _texts(self, dataset: Any) -> list[str]:
+        if "label" not in dataset.column_names:
+            raise KinfolkError("a detector that clusters the training set needs sample ids: train on add_ids(dataset)")
+        columns = [name for name in dataset.column_names if name not in LABEL_COLUMNS]
+        sizes = {each.num_samples for each in self.loss.detectors} - {None}
+        number = max(num_ids(dataset), *(size for size in sizes if size is not None), 0)
+        found: list[str | None] = [None] * number
+        for place, name in ((0, columns[0]), *((2 + k, name) for k, name in enumerate(columns[2:]))):
+            for row, text in zip(dataset["label"], dataset[name], strict=True):
+                found[row[place]] = found[row[place]] or text
+        if None in found:
+            missing = found.index(None)
+            raise KinfolkError(f"no row has the sample id {missing}: `num_samples` of the detector must be num_ids(dataset)")
+        return [text for text in found if text is not None]
+
+
+def _checkpoint_folder(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _num_epochs(state: Any) -> int:
+    return max(1, math.ceil(float(state.num_train_epochs)))

@@ -1,0 +1,56 @@
+"""The script for the first hour on a GPU also runs on a CPU, and notices what differs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.benchmarks.loading import load
+
+ROOT = Path(__file__).parents[2]
+gpu_hour = load("gpu_hour")
+
+
+def run(tmp_path: Path, only: str) -> tuple[int, str]:
+    out = tmp_path / "gpu-hour.md"
+    given = {"QUICK": "1", "ONLY": only, "PYTHON": sys.executable, "OUT": str(out), "WORK": str(tmp_path / "work")}
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    environment = {**os.environ, **given, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(["sh", "benchmarks/gpu_hour.sh"], cwd=ROOT, env=environment, capture_output=True, check=False)
+    return ended.returncode, out.read_text(encoding="utf-8")
+
+
+def test_ranks_and_resume_on_a_cpu(tmp_path: Path) -> None:
+    code, page = run(tmp_path, "ranks resume")
+    assert code == 0, page
+    assert "2 ranks, gloo" in page
+    assert page.count("| equal |") == len(gpu_hour.LOSSES)
+    assert "ended by -9, resumed" in page
+    assert "The losses differ by 0.0e+00" in page
+    assert page.count("\npassed after ") == 2
+
+
+def test_a_check_that_fails_is_marked(tmp_path: Path) -> None:
+    code, page = run(tmp_path, "unknown")
+    assert code == 1
+    assert "**FAILED**" in page
+
+
+def test_a_wrong_result_is_called_different(capsys: pytest.CaptureFixture[str]) -> None:
+    loss_fn = gpu_hour.LOSSES["NTXentLoss"](False)
+    right = gpu_hour.run_steps(loss_fn, torch.device("cpu"), 8, slice(None), steps=2)
+    wrong = [(loss * 1.001, gradient) for loss, gradient in right]
+    assert gpu_hour.compare("same", right, right, (loss_fn, loss_fn), 2e-5)
+    assert not gpu_hour.compare("other", wrong, right, (loss_fn, loss_fn), 2e-5)
+    assert "DIFFERENT" in capsys.readouterr().out
+
+
+def test_time_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_hour, "LOSSES", {"NTXentLoss": lambda compiles: gpu_hour.kf.NTXentLoss(temperature=0.1)})
+    assert gpu_hour.table([8], repeats=1)
+    assert "| NTXentLoss | 8 |" in capsys.readouterr().out

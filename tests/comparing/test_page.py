@@ -1,0 +1,60 @@
+"""compare.html: every seed, curves over each other, links to the runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import kinfolk as kf
+from kinfolk.comparing.page import _gain_panel, _value_panel, curve_panels
+from tests.comparing.runs import make_run
+
+ACCURACIES = {"simclr": (0.50, 0.52, 0.54), "simclr+glofnd": (0.55, 0.56, 0.60)}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    for method, values in ACCURACIES.items():
+        for seed, value in enumerate(values):
+            epoch = {"loss": 3.0 + seed} if method == "simclr" else {"loss": 2.0, "flagged": 0.01}
+            make_run(tmp_path / "my runs" / f"{method}-{seed}", method, seed, value, epoch=epoch)
+    return tmp_path
+
+
+def test_every_seed_is_a_dot(study: Path) -> None:
+    table = kf.compare(study)
+    _, dots = _value_panel(table).figure["data"]
+    assert dots["x"] == pytest.approx([50, 52, 54, 55, 56, 60])
+    assert [seed for (seed,) in dots["customdata"]] == [0, 1, 2, 0, 1, 2]
+    _, gains = _gain_panel(table)[0].figure["data"]
+    assert gains["x"] == pytest.approx([5, 4, 6])
+
+
+def test_one_seed_has_no_dot_next_to_its_mean(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "simclr", 0, 0.5)
+    _, dots = _value_panel(kf.compare(tmp_path)).figure["data"]
+    assert dots["x"] == []
+
+
+def test_curves_of_all_methods_are_in_one_panel(study: Path) -> None:
+    panels = {panel.id: panel for panel in curve_panels(kf.compare(study).rows)}
+    assert list(panels) == ["curve-loss", "curve-flagged"]
+    means = [trace for trace in panels["curve-loss"].figure["data"] if trace["showlegend"]]
+    assert [trace["name"] for trace in means] == ["simclr", "simclr+glofnd"]
+    assert [trace["y"] for trace in means] == [[4.0], [2.0]]
+    assert len(panels["curve-loss"].figure["data"]) == 2 + 6
+    flagged = panels["curve-flagged"].figure["data"][-1]
+    assert flagged["line"]["color"] == means[1]["line"]["color"], "a method has one colour"
+
+
+def test_links_lead_from_the_page_to_the_runs(study: Path) -> None:
+    (study / "my runs" / "simclr-0" / "report.html").write_text("")
+    page = study / "pages" / "compare.html"
+    kf.compare(study).save(page)
+    links = re.findall(r'<td><a href="([^"]+)">', page.read_text())
+    assert len(links) == 6
+    assert links[0] == "../my%20runs/simclr-0/report.html"
+    assert links[1] == "../my%20runs/simclr-1"
+    assert (page.parent / links[0].replace("%20", " ")).is_file()

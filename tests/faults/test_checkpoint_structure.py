@@ -1,0 +1,168 @@
+"""Checkpoints whose digest is right and whose content is not: each is refused by the name of the
+part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.training.checkpoint import AtomicCheckpointIO, read_checkpoint, structure_fault
+from kinfolk.training.load_run import open_run, restore
+from kinfolk.training.run_folder import Run
+from kinfolk.training.train import train
+from tests.faults.methods import TINY
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of one epoch, which is resumed with two."""
+    folder = tmp_path_factory.mktemp("finished")
+    pixels = np.random.default_rng(0).integers(0, 256, (36, 8, 8, 3), dtype=np.uint8)
+    np.savez(folder / "a.npz", x_train=pixels, y_train=np.arange(36) % 3)
+    return start(folder / "a.npz", folder / "run")
+
+
+def start(data: Path, out: Path, **more: Any) -> Run:
+    settings = {**TINY, "framework.queue_size": 12, "detector.alpha": 0.1, "snapshots.epochs": 0}
+    settings |= {"checkpoint.every_minutes": None}
+    given: dict[str, Any] = {"epochs": 1, "batch_size": 12, **more}
+    return train(str(data), out, method="moco+glofnd", settings=settings, progress=False, **given)
+
+
+@pytest.fixture
+def run(finished: Run, tmp_path: Path) -> Run:
+    shutil.copytree(finished.path, tmp_path / "run")
+    return Run(tmp_path / "run")
+
+
+def resume(finished: Run, run: Run) -> Run:
+    return start(finished.path.parent / "a.npz", run.path, epochs=2, resume=True)
+
+
+def edit(path: Path, change: Edit) -> None:
+    checkpoint = read_checkpoint(path)
+    change(checkpoint)
+    AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+
+
+def per_sample(checkpoint: dict[str, Any]) -> Any:
+    return next(name for name, value in checkpoint["state_dict"].items() if "detector" in name and value.shape == (36,))
+
+
+def shorten(checkpoint: dict[str, Any]) -> None:
+    name = per_sample(checkpoint)
+    checkpoint["state_dict"][name] = checkpoint["state_dict"][name][:35].clone()
+
+
+def drop(checkpoint: dict[str, Any]) -> None:
+    del checkpoint["state_dict"][per_sample(checkpoint)]
+
+
+def reshape_momentum(checkpoint: dict[str, Any]) -> None:
+    checkpoint["optimizer_states"][0]["state"][0]["momentum_buffer"] = torch.zeros(2, 2)
+
+
+EDITS: dict[str, tuple[Edit, str]] = {
+    "no optimiser": (lambda c: c.update(optimizer_states=[]), "`optimizer_states` is empty"),
+    "no momentum": (
+        lambda c: c["optimizer_states"][0].update(state={}),
+        "`optimizer_states.state` is empty",
+    ),
+    "no schedule": (lambda c: c.pop("lr_schedulers"), "`lr_schedulers` is missing"),
+    "no groups": (
+        lambda c: c["optimizer_states"][0].update(param_groups=[]),
+        "`optimizer_states.param_groups` is empty",
+    ),
+    "no loops": (lambda c: c["loops"].clear(), "`loops.fit_loop` is missing"),
+    "no position": (
+        lambda c: c["loops"]["fit_loop"]["state_dict"].clear(),
+        "`loops.fit_loop` has no position",
+    ),
+    "other position": (
+        lambda c: c["loops"]["fit_loop"]["epoch_progress"]["total"].update(completed="1"),
+        "`loops.fit_loop.epoch_progress.total` is dict instead of whole numbers",
+    ),
+    "text for a step": (
+        lambda c: c["kinfolk"].update(step="three"),
+        "`kinfolk.step` is str instead of a whole number",
+    ),
+    "no epochs": (lambda c: c["kinfolk"].pop("epochs"), "`kinfolk.epochs` is missing"),
+    "negative step": (
+        lambda c: c.update(global_step=-3),
+        "`global_step` is -3 instead of a whole number",
+    ),
+    "other step": (
+        lambda c: c["kinfolk"].update(step=2),
+        "`kinfolk.step` is 2 and `global_step` is 3",
+    ),
+    "settings": (
+        lambda c: c["kinfolk"].update(settings=[1]),
+        "`kinfolk.settings` is list instead of dict",
+    ),
+    "no metrics": (lambda c: c["callbacks"].clear(), "`callbacks` is missing"),
+    "no weights": (lambda c: c["state_dict"].clear(), "`state_dict` is empty"),
+    "text for a weight": (
+        lambda c: c["state_dict"].update(extra="w"),
+        "`state_dict.extra` is str instead of a tensor",
+    ),
+}
+
+
+def test_a_whole_checkpoint_has_no_fault(finished: Run) -> None:
+    assert structure_fault(read_checkpoint(finished.checkpoint)) is None
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_missing_and_wrong_parts_are_named(finished: Run, run: Run, name: str) -> None:
+    change, message = EDITS[name]
+    edit(run.checkpoint, change)
+    with pytest.raises(KinfolkError) as caught:
+        resume(finished, run)
+    assert str(caught.value).startswith(f"the checkpoint {run.checkpoint} is incomplete or was edited: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shorten, r"thresholds?` has the size 35, but `num_samples` is 36"),
+        (drop, r"Missing key\(s\) in state_dict"),
+        (reshape_momentum, r"momentum_buffer has the shape \(2, 2\), and its parameter"),
+    ],
+    ids=["short store", "no store", "other momentum"],
+)
+def test_a_state_that_does_not_fit_is_refused(finished: Run, run: Run, change: Edit, message: str) -> None:
+    edit(run.checkpoint, change)
+    with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
+        resume(finished, run)
+    if change is not reshape_momentum:
+        opened = open_run(run.path)
+        with pytest.raises(KinfolkError, match=r"last\.ckpt does not fit this run: .*" + message):
+            restore(run.path, opened.config, opened.data())
+
+
+def test_the_one_before_is_used(finished: Run, run: Run) -> None:
+    edit(run.checkpoint, lambda c: c.update(optimizer_states=[]))
+    assert run.older_checkpoints() == []
+    whole = resume(finished, Run(shutil.copytree(finished.path, run.path.with_name("whole"))))
+    shutil.copy(finished.checkpoint, run.checkpoint.with_name("last-1.ckpt"))
+    resumed = resume(finished, run)
+    assert "`optimizer_states` is empty" in resumed.log.read_text()
+    assert "the one before it is used instead" in resumed.log.read_text()
+    assert [row["loss"] for row in resumed.epochs()] == [row["loss"] for row in whole.epochs()]
+
+
+def test_a_deleted_checkpoint_is_noticed(finished: Run, run: Run) -> None:
+    run.checkpoint.rename(run.checkpoint.with_name("last-1.ckpt"))
+    resumed = resume(finished, run)
+    expected = "last.ckpt is missing; the training continues from the one before it, last-1.ckpt"
+    assert f"{expected} (step 3, 1 of 1 epoch done)" in resumed.log.read_text()
